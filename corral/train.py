@@ -3,7 +3,7 @@
 This loads torch and transformers, so `import corral` does not load it.
 """
 
-from corral.engine.data.render import RenderedSequence, Renderer
+from corral.engine.data.chat import RenderedSequence, Renderer
 from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.engine import Engine, Options, Step
 from corral.engine.environments.process import EnvironmentProcess

@@ -11,7 +11,7 @@ from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed, found
 from corral.domain.leases import LeaseKey
-from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
+from corral.domain.redact import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
 from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from corral.engine.data import sft_dataset
-from corral.engine.data.render import Renderer
+from corral.engine.data.chat import Renderer
 from corral.engine.data.sequences import SamplingParams
 from corral.engine.engine import Engine
 from corral.engine.environments.protocol import with_system

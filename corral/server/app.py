@@ -41,8 +41,10 @@ from corral.server.routes import (
     secrets,
     tokens,
     volumes,
-    web_functions,
     webhooks,
+)
+from corral.server.routes import (
+    web as web_functions,
 )
 from corral.server.services import Services
 from corral.version import __version__

@@ -18,7 +18,7 @@ from corral.domain.errors import CorralError
 from corral.domain.ids import HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Token
-from corral.server.authorization import Caller, Claimant, claimant_of, host_of, user_of
+from corral.server.auth import Caller, Claimant, claimant_of, host_of, user_of
 from corral.server.errors import refused, render, unexpected
 from corral.server.routes import calls, leases, runs
 from corral.server.services import Services

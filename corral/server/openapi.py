@@ -10,7 +10,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from corral.domain.tokens import Scope
-from corral.server import authorization
+from corral.server import auth as authorization
 from corral.wire.errors import ErrorBody
 
 _FAULTS = {

@@ -24,7 +24,7 @@ from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.clock import Clock
 from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
-from corral.server.authorization import TokenCache
+from corral.server.auth import TokenCache
 from corral.server.metrics import Counters
 from corral.server.open_streams import OpenStreams
 from corral.server.tls import TlsTrust

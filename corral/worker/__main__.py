@@ -31,7 +31,7 @@ from corral.worker.host.gpus import CUDA, GpuProbe
 from corral.worker.host.health import HostHealth
 from corral.worker.host.isolation import Isolation
 from corral.worker.host.probe import HostProbe
-from corral.worker.prepare.input_cache import InputCache
+from corral.worker.prepare.cache import InputCache
 from corral.worker.report.outbox import Outbox
 from corral.worker.server_link import ServerLink
 

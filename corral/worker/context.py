@@ -10,7 +10,7 @@ from corral.worker.host.health import HostHealth
 from corral.worker.host.isolation import Isolation
 from corral.worker.host.probe import HostSnapshot
 from corral.worker.host.system_packages import SystemPackages
-from corral.worker.prepare.input_cache import InputCache
+from corral.worker.prepare.cache import InputCache
 from corral.worker.report.outbox import Outbox
 from corral.worker.server_link import ServerLink
 

@@ -13,7 +13,7 @@ from corral.client.files.walk import TreeTooLarge
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import Capability
 from corral.domain.paths import BadPath
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView
 from corral.worker.child.process import Exit
@@ -28,10 +28,11 @@ from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseControl, LeaseSession, StopOrder
 from corral.worker.prepare.preparation import Preparation, PreparationFailed, PreparedCommand
 from corral.worker.prepare.workspace import JobOutcome, JobPhase, JobRecord, Workspace
+from corral.worker.report.checkpoints import CheckpointUploader
 from corral.worker.report.outbox import deliver
 from corral.worker.report.recorder import Recorder
 from corral.worker.report.spool import BatchSender, Spool
-from corral.worker.report.uploads import TRIES, CheckpointUploader, Uploads
+from corral.worker.report.uploads import TRIES, Uploads
 from corral.worker.server_link import ServerLink, WaitAbandoned
 
 logger = logging.getLogger(__name__)

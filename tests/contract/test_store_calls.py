@@ -15,8 +15,9 @@ from contract.test_store_webhooks import a_hook
 from corral.core.calls import accept as accepting
 from corral.core.calls import settle as settling
 from corral.core.calls.accept import DEEPEST
+from corral.core.calls.retry import retry
 from corral.core.calls.settle import MOST_LOST, ReportingInstance, lose, take_back
-from corral.core.calls.transitions import RECORD_S, cancel, expire, forget, retry
+from corral.core.calls.transitions import RECORD_S, cancel, expire, forget
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.endpoints.scaling import EndpointLoad, desired

@@ -10,7 +10,7 @@ import jobs_for_tests as jobs
 import pytest
 import torch
 
-from corral.engine.data.render import Renderer
+from corral.engine.data.chat import Renderer
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Options
 from corral.engine.training import advantages, losses

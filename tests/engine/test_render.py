@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from corral.engine.data.render import (
-    NoChatTemplate,
-    RefusedRow,
-    RenderedSequence,
-    Renderer,
-)
+from corral.engine.data.chat import NoChatTemplate, RefusedRow, RenderedSequence, Renderer
 from corral.engine.model import bytes_tokenizer
 from corral.recipes.rows.formats import ChatRow, CompletionRow, Row, RowLocation, TextRow, TokensRow
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.render import Renderer
+from corral.engine.data.chat import Renderer
 from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
 from corral.engine.environments.process import EnvironmentProcess
 from corral.engine.environments.protocol import EnvironmentDescription

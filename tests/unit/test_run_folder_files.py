@@ -21,7 +21,7 @@ from corral.instance.channel import MESSAGE_MAX, Channel
 from corral.worker.instance.payloads import InstancePayloads, _scanned
 from corral.worker.lease import LeaseSession
 from corral.worker.prepare.workspace import Workspace
-from corral.worker.report.uploads import _copy, _link_below
+from corral.worker.report.checkpoints import _copy, _link_below
 
 
 def test_a_pipe_in_place_of_a_record_is_no_record(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, StoppedRequest
 from corral.worker.child.process import Exit

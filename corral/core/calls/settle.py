@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from corral.core.calls.accept import pin_blob
 from corral.core.calls.reported_errors import kept_error
+from corral.core.calls.retry import retry_or_fail
 from corral.core.calls.transitions import TOPIC_CALL, end, fail, requeue
 from corral.core.quotas import add_payloads
 from corral.core.storage.blobs import NamedBlob, check_of_lease
@@ -14,7 +15,6 @@ from corral.core.webhooks.notices import tell_of_calls
 from corral.domain.calls import (
     CALL_FINAL,
     CallEvent,
-    CallOptions,
     CallOutcome,
     CallRecord,
     CallState,
@@ -24,7 +24,7 @@ from corral.domain.calls import (
 )
 from corral.domain.errors import BlobMissing, ProjectFull
 from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.store.transaction import Tx
 
 # A call that killed this many instances is not given to another.
@@ -106,12 +106,8 @@ def _settled(
     error = outcome.error or _not_kept(tx, by, call, outcome.result)
     if error is None:
         return _succeeded(tx, call, outcome, now=now)
-    options = CallOptions.read(call.options)
     call = call._replace(error=kept_error(error, by.secrets_of(tx, call.project)))
-    # An attempt that was lost with its instance is not one of the function's.
-    if options.allows_retry(error, outcome.attempt - call.lost):
-        return requeue(tx, call, at=now + options.pause_s(call.id, outcome.attempt))
-    return end(tx, call, CallEvent.FAIL, now=now)
+    return retry_or_fail(tx, call, error, now=now)
 
 
 def _succeeded(tx: Tx, call: CallRecord, outcome: CallOutcome, *, now: float) -> CallRecord:

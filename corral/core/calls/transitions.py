@@ -103,34 +103,3 @@ def forget(tx: Tx, call_id: CallId, *, now: float) -> None:
         tx.calls.delete(call_id)
     else:
         tx.calls.drop_payloads(call_id, forget_at=gone_at)
-
-
-def retry(tx: Tx, call_id: CallId, *, now: float) -> CallRecord:
-    """Queue a call that ended without a result once more, under its own id."""
-    call = locked(tx, call_id)
-    if call.state not in CALL_FINAL or call.state is CallState.SUCCEEDED:
-        raise Conflict(
-            f"call {call_id} is {call.state}; only one that ended without a result can be tried again",
-            hint="Make a new call for another result.",
-        )
-    if call.forgotten:
-        raise Conflict(
-            f"the arguments of call {call_id} are not kept any more", hint="Make a new call with them."
-        )
-    options = CallOptions.read(call.options)
-    tx.calls.delete_chunks(call_id)
-    call = call.stepped(CallEvent.RETRY)._replace(
-        # Beyond every attempt that an instance may still have: its outcome must not fit the new one.
-        attempt=call.attempt + 2,
-        lost=0,
-        lease_id=None,
-        ended_at=None,
-        forget_at=None,
-        ready_at=now,
-        error=None,
-        chunks=0,
-        expires_at=None if options.ttl_s is None else now + options.ttl_s,
-    )
-    tx.calls.save(call)
-    tx.announce(TOPIC_CALL_READY, ready_key(call))
-    return call

@@ -21,7 +21,7 @@ from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
 from corral.domain.ids import ArtifactId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Rank, Run
 from corral.domain.runs.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.render import RefusedRow, RenderedSequence, Renderer
+from corral.engine.data.chat import RefusedRow, RenderedSequence, Renderer
 from corral.engine.data.rows import BadRows, RowSet
 from corral.engine.errors import DataError
 from corral.recipes.rows.check import RowProblems

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from corral.engine.data import rows
-from corral.engine.data.render import RefusedRow
+from corral.engine.data.chat import RefusedRow
 from corral.engine.data.row_order import permutation
 from corral.engine.engine import Engine
 from corral.engine.environments.process import EnvironmentProcess

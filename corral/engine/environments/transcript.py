@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.render import Renderer
+from corral.engine.data.chat import Renderer
 from corral.engine.data.sequences import Completion
 from corral.engine.environments import tools as tool_texts
 from corral.engine.environments.protocol import EnvironmentDescription, Message, with_system

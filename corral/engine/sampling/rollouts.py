@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.render import RefusedRow
+from corral.engine.data.chat import RefusedRow
 from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
 from corral.engine.environments.protocol import (
     CallResult,

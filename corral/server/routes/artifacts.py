@@ -15,9 +15,9 @@ from corral.core.storage.blobs import readable_by_lease
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import NotFound
 from corral.domain.ids import ArtifactId
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.domain.tokens import Token
-from corral.server.authorization import Anyone, ArtifactPath, Caller, Project, User
+from corral.server.auth import Anyone, ArtifactPath, Caller, Project, User
 from corral.server.pages import Limit, LongLimit, by_time, next_page, parse_time_cursor
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc

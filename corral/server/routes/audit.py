@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from corral.domain.audit import AuditEntry, AuditFilter
-from corral.server.authorization import Operator
+from corral.server.auth import Operator
 from corral.server.pages import Limit, next_page
 from corral.server.services import Svc
 from corral.store.transaction import Tx

@@ -34,7 +34,7 @@ from corral.domain.ids import Digest, LeaseId, digest, is_id
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Token
 from corral.ports.blobs import Upload
-from corral.server.authorization import Anyone, Caller, DigestPath, Epoch, OwnLease, Project, User
+from corral.server.auth import Anyone, Caller, DigestPath, Epoch, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx

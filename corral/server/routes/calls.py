@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from corral.core.calls import accept as core
 from corral.core.calls.exchange import InstanceReport
-from corral.core.calls.transitions import cancel, retry
+from corral.core.calls.retry import retry
+from corral.core.calls.transitions import cancel
 from corral.core.calls.why_waiting import why_waiting
 from corral.core.leases.fence import fence
 from corral.core.storage.blobs import check_of_lease
@@ -23,7 +24,7 @@ from corral.domain.ids import CallId, HostId, LeaseId, is_id
 from corral.domain.leases import LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.tokens import Token
-from corral.server.authorization import Caller, OwnLease, User
+from corral.server.auth import Caller, OwnLease, User
 from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc

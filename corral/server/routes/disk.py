@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from corral.core.audit import note
 from corral.core.storage.gc import GarbageCollector
 from corral.domain.disk import RunUse
-from corral.server.authorization import Monitor, Operator
+from corral.server.auth import Monitor, Operator
 from corral.server.services import Svc
 from corral.store.transaction import Tx
 from corral.wire.disk import CollectAnswer, DiskAnswer, DiskUse, ProjectDisk, RunDisk

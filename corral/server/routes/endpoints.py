@@ -21,7 +21,7 @@ from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, TokenId, is_id, is_name
 from corral.domain.tokens import Token
-from corral.server.authorization import Caller, User
+from corral.server.auth import Caller, User
 from corral.server.pages import Limit, next_page, not_a_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx

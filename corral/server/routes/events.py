@@ -14,7 +14,7 @@ from corral.core.wakeups import wait_for
 from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import FINAL
-from corral.server.authorization import User, find_run
+from corral.server.auth import User, find_run
 from corral.server.openapi import streamed
 from corral.server.pages import Limit, next_page
 from corral.server.services import Services, Svc

@@ -17,7 +17,7 @@ from corral.core.runs.groups import find_group
 from corral.domain.ids import GroupId
 from corral.domain.runs.measures import better
 from corral.domain.runs.runs import EndedRun, Group, GroupRun
-from corral.server.authorization import User
+from corral.server.auth import User
 from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx

@@ -14,7 +14,7 @@ from corral import __version__
 from corral.core.audit import note
 from corral.core.storage.fsck import Fsck
 from corral.domain.errors import CorralError, StoreUnavailable
-from corral.server.authorization import Monitor, Operator
+from corral.server.auth import Monitor, Operator
 from corral.server.metrics import Snapshot, gauges_of
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc

@@ -12,7 +12,7 @@ from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import NotFound
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId
-from corral.server.authorization import Caller, EnrolledHost, Joining, Operator, OwnHost, User, origin_of
+from corral.server.auth import Caller, EnrolledHost, Joining, Operator, OwnHost, User, origin_of
 from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import host_view

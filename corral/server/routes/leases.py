@@ -21,9 +21,9 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
-from corral.server.authorization import Claimant, Claiming, OwnHost, OwnLease
+from corral.server.auth import Claimant, Claiming, OwnHost, OwnLease
 from corral.server.errors import body_of
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.pages import Limit, next_page

@@ -11,7 +11,7 @@ from corral.core.quotas import check_bytes, check_file_size
 from corral.core.storage.blobs import BlobHolder
 from corral.domain.errors import Conflict, NotFound, TooLarge
 from corral.ports.blobs import HandedOverFile
-from corral.server.authorization import Anyone, origin_of
+from corral.server.auth import Anyone, origin_of
 from corral.server.routes.blobs import (
     ForLease,
     ForUser,

@@ -12,7 +12,7 @@ from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import FINAL
-from corral.server.authorization import User, find_run
+from corral.server.auth import User, find_run
 from corral.server.pages import LongLimit
 from corral.server.routes.events import EVENTS, PAGE, Follow, StreamPage, event, stream, view_of
 from corral.server.services import Services, Svc

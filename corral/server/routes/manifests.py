@@ -21,7 +21,7 @@ from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
 from corral.domain.runs.holds import HoldKind, hold_kind
 from corral.domain.runs.states import FINAL
-from corral.server.authorization import Operator, User
+from corral.server.auth import Operator, User
 from corral.server.new_runs import new_run
 from corral.server.pages import Limit, NameCursor, next_page, parse_name_cursor
 from corral.server.services import Svc

@@ -11,7 +11,7 @@ from corral.core.quotas import put, remove, used_in
 from corral.domain.errors import NotFound
 from corral.domain.ids import is_name
 from corral.domain.quotas import Quota, month_of
-from corral.server.authorization import Operator, User
+from corral.server.auth import Operator, User
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer, UsageView

@@ -25,7 +25,7 @@ from corral.domain.errors import CorralError, NotFound, StoreUnavailable
 from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run, RunFilter
 from corral.domain.runs.states import FINAL, RunState
-from corral.server.authorization import Caller, User, find_run
+from corral.server.auth import Caller, User, find_run
 from corral.server.new_runs import new_run
 from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.services import Services, Svc

@@ -18,7 +18,7 @@ from corral.core.schedules.work import ScheduledRuns, ScheduledWork
 from corral.domain.errors import Ambiguous, NotFound
 from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.server.authorization import Caller, User
+from corral.server.auth import Caller, User
 from corral.server.new_runs import new_run
 from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Services, Svc

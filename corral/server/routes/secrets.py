@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 
 from corral.core import secrets as core
 from corral.domain.secrets import Secret
-from corral.server.authorization import Project, User
+from corral.server.auth import Project, User
 from corral.server.services import Svc
 from corral.wire.secrets import SecretPage, SecretValue, SecretView
 

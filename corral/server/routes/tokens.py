@@ -10,7 +10,7 @@ from corral.core.tokens import NewToken, make_host, make_run_token, make_token, 
 from corral.domain.errors import NotFound
 from corral.domain.ids import RunId, TokenId, is_id
 from corral.domain.tokens import Scope
-from corral.server.authorization import Operator, User
+from corral.server.auth import Operator, User
 from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Svc
 from corral.store.transaction import Tx

@@ -20,7 +20,7 @@ from corral.domain.ids import is_name
 from corral.domain.leases import Lease, LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
-from corral.server.authorization import OwnLease, Project, User
+from corral.server.auth import OwnLease, Project, User
 from corral.server.pages import Limit, NameCursor, next_page, parse_name_cursor
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.routes.leases import files_of

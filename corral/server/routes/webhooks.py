@@ -13,7 +13,7 @@ from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
-from corral.server.authorization import Operator
+from corral.server.auth import Operator
 from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx

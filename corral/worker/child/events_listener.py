@@ -6,8 +6,8 @@ import threading
 from typing import assert_never
 
 from corral.worker.child import events_file as events
+from corral.worker.report.checkpoints import CheckpointUploader
 from corral.worker.report.recorder import Recorder
-from corral.worker.report.uploads import CheckpointUploader
 
 EVERY_S = 0.1
 MAX_LAST_METRICS = 1_024

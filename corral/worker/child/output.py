@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from corral.domain.redaction import SecretValues, StreamRedactor
+from corral.domain.redact import SecretValues, StreamRedactor
 from corral.worker.report.recorder import RECORD_COST_BYTES, Recorder, Stream
 
 RECORD_MAX_BYTES = 64 << 10

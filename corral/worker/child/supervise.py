@@ -15,8 +15,8 @@ from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseControl, StopOrder
 from corral.worker.prepare.preparation import PreparedCommand
 from corral.worker.prepare.workspace import Workspace
+from corral.worker.report.checkpoints import CheckpointUploader
 from corral.worker.report.recorder import Recorder
-from corral.worker.report.uploads import CheckpointUploader
 
 LOOK_UP_S = 0.2
 # Everything of the child is gone by then, so its pipes end at once, unless something escaped.

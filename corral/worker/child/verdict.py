@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
 from corral.worker.child.process import Exit

@@ -10,9 +10,9 @@ from corral.client.corral import Corral
 from corral.client.volumes.folder import VolumeFolder
 from corral.client.volumes.volumes import LeaseVolume
 from corral.domain.errors import InvalidInput
-from corral.domain.redaction import SecretValues
+from corral.domain.redact import SecretValues
 from corral.worker.lease import LeaseSession
-from corral.worker.prepare.input_cache import InputCache
+from corral.worker.prepare.cache import InputCache
 
 VARIABLE = "CORRAL_VOLUME_DIR"
 

@@ -21,7 +21,7 @@ from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest, is_name
 from corral.domain.tokens import Token
 from corral.server import web_answers
-from corral.server.authorization import Caller, WebCaller, origin_of
+from corral.server.auth import Caller, WebCaller, origin_of
 from corral.server.routes.blobs import keep_all, user_holder
 from corral.server.routes.calls import get_chunks
 from corral.server.routes.endpoints import find_endpoint
