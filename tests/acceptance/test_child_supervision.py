@@ -13,7 +13,6 @@ from statistics import median
 
 import psutil
 import pytest
-from support import forked
 from support.waiting import eventually
 
 from corral.worker.child import strays
@@ -35,10 +34,14 @@ def daemon(env):
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _alone() -> None:
-    """This process has no child but those that a test starts."""
-    forked.stop()
+@pytest.fixture
+def others() -> frozenset[int]:
+    """Children that this process had before: other tests share some."""
+    return frozenset(process.pid for process in psutil.Process().children())
+
+
+def children(others: frozenset[int]) -> list[psutil.Process]:
+    return [process for process in psutil.Process().children() if process.pid not in others]
 
 
 @pytest.fixture
@@ -212,7 +215,7 @@ time.sleep(60)
 
 
 @pytest.mark.usefixtures("subreaper")
-def test_a_lost_supervisor_is_noticed_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_lost_supervisor_is_noticed_and_leaves_nothing(tmp_path: Path, others: frozenset[int]) -> None:
     code = SETSID_DAEMON + "daemon({}); time.sleep(60)"
     with start_python(code, tmp_path) as one:
         daemon = wait_for_sleeper(one.supervisor_pid)
@@ -221,7 +224,7 @@ def test_a_lost_supervisor_is_noticed_and_leaves_nothing(tmp_path: Path) -> None
         assert dead(daemon)
     assert (result.code, result.signal) == (None, signal.SIGKILL)
     assert "supervisor" in (result.error or "")
-    assert psutil.Process().children() == []
+    assert children(others) == []
 
 
 def test_without_a_subreaper_a_lost_supervisors_processes_are_found_by_lease(
@@ -364,21 +367,21 @@ def test_a_sweep_never_kills_the_process_that_runs_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("subreaper")
-def test_reaping_orphans_takes_no_exit_status_from_subprocess(tmp_path: Path) -> None:
+def test_reaping_orphans_takes_no_exit_status_from_subprocess(tmp_path: Path, others: frozenset[int]) -> None:
     mine = subprocess.Popen(["/bin/sh", "-c", "exit 3"])
     orphaning = "import os\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os._exit(0)\n os._exit(0)"
     subprocess.run([sys.executable, "-S", "-c", orphaning], check=True, start_new_session=True)
     with Child(Command(("true",), tmp_path, PATH)) as one:
-        eventually(lambda: {p.status() for p in psutil.Process().children()} == {"zombie"}, "zombies")
+        eventually(lambda: {p.status() for p in children(others)} == {"zombie"}, "zombies")
         orphans = strays.reap_orphans()
         assert ended(one).code == 0
     assert orphans
     assert mine.pid not in orphans
     assert mine.wait() == 3
-    assert psutil.Process().children() == []
+    assert children(others) == []
 
 
-def test_many_children_leak_neither_files_nor_zombies(tmp_path: Path) -> None:
+def test_many_children_leak_neither_files_nor_zombies(tmp_path: Path, others: frozenset[int]) -> None:
     took_ms = []
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
@@ -387,5 +390,5 @@ def test_many_children_leak_neither_files_nor_zombies(tmp_path: Path) -> None:
             assert ended(one).code == 0
         took_ms.append((time.perf_counter() - began) * 1000)
     assert len(os.listdir("/proc/self/fd")) == files
-    assert psutil.Process().children() == []
+    assert children(others) == []
     print(f"start to end of `true`: median {median(took_ms):.1f} ms, worst {max(took_ms):.1f} ms")

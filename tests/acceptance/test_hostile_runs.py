@@ -89,7 +89,7 @@ def test_nobody_else_on_the_machine_can_read_what_server_and_worker_keep(one_slo
     leases = one_slot.home / "worker" / "leases"
 
     assert one_slot.output(run) == f"{oct(before)}\n"  # the run's own files are as the run wants them
-    assert {path.name for path in leases.glob("*/*")} >= {"spec.json", "job.json", "events.jsonl"}
+    assert {path.name for path in leases.rglob("*")} >= {"spec.json", "job.json", "events.jsonl"}
     assert [str(path) for path in kept if stat.S_IMODE(path.lstat().st_mode) & 0o077] == []
     one_slot.corral.runs.cancel(run)
     one_slot.final(run)

@@ -41,7 +41,7 @@ def look(way):
     for label, root in roots():
         base = root / home.relative_to("/")
         for pattern in ("operator.token", "key", "corral.db", "worker/token", "worker/host.json",
-                        "worker/cache/blobs/*", "worker/leases/*/job.json", "worker/leases/*/work/*"):
+                        "worker/cache/blobs/*", "worker/leases/*/job.json", "worker/leases/*/run/work/*"):
             try:
                 for path in base.glob(pattern):
                     if label or own not in path.parents or path.name == "job.json":
@@ -92,6 +92,21 @@ def test_a_run_reads_no_token_no_key_no_other_runs_folder_and_nothing_of_the_cac
     (host,) = isolated.json("hosts", "ls")
     assert host["capability"]["isolated"] is True
     assert "each run sees only its own files" in isolated.ok("hosts", "show", host["name"])
+
+
+def test_an_isolated_run_moves_its_files_about_as_any_program_does(isolated: Installation) -> None:
+    """From its own folder to its output, and the output folder itself is made anew."""
+    code = (
+        "import os, pathlib, shutil\n"
+        "out = pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'])\n"
+        "shutil.rmtree(out); out.mkdir()\n"
+        "pathlib.Path('here').write_text('1'); os.replace('here', out / 'moved')\n"
+        "os.link(out / 'moved', 'linked')\n"
+    )
+    done = isolated.python(code)
+
+    assert done.returncode == 0, done.stderr
+    assert isolated.show()["artifact_id"] is not None
 
 
 def test_a_run_that_is_isolated_has_all_that_it_was_promised(isolated: Installation, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_group_is_cancelled_after_a_look_and_a_yes(corral: Installation, tmp_p
     ids = submit(corral, tmp_path, held)
 
     looked = corral("cancel", "--group", "many", "--dry-run")
-    assert "3 runs would cancel" in looked.stdout
+    assert "3 runs would be cancelled, or told to stop" in looked.stdout
     asked = corral("cancel", "--group", "many")
     assert asked.returncode == 1
     assert "--yes" in asked.stderr

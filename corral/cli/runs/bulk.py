@@ -79,7 +79,7 @@ def act_on_all(
     with count_bar("looking for runs", None) as told:
         found = act(dry_run=True, told=told)
     if dry or not found.done:
-        _show_answer(found, f"would {verb}" if dry else None, as_json=as_json)
+        _show_answer(found, f"would be {done}" if dry else None, as_json=as_json)
         return
     runs = render.count(len(found.done), "run")
     if not as_json:

@@ -105,7 +105,7 @@ class Preparation:
             [] if python is None else [python.parent.parent, self.context.home / "environments" / "pythons"]
         )
         return self.context.isolation.view(
-            mine=self.workspace.childs, given=(*self.workspace.given, *built), env=env
+            mine=[self.workspace.own], given=(*self.workspace.given, *built), env=env
         )
 
     def _base_env(self) -> Mapping[str, str]:

@@ -71,27 +71,23 @@ class Workspace:
         self.lease_id = lease_id
         self.root = worker_home / "leases" / lease_id
         self.spool = worker_home / "spool" / lease_id
-        self.work = self.root / "work"
-        self.inputs = self.root / "inputs"
-        self.output = self.root / "output"
-        self.checkpoints = self.root / "checkpoints"
-        self.resume = self.root / "resume"
+        # Not the child's business: the record, and what is staged for upload.
         self.staging = self.root / "staging"
-        self.tmp = self.root / "tmp"
-        # Of an instance: what it and the worker leave each other, and its volumes.
-        self.calls = self.root / "calls"
-        self.volumes = self.root / "volumes"
-        self.events = self.root / "events.jsonl"
-        self.spec = self.root / "spec.json"
         self._record = self.root / "job.json"
-
-    @property
-    def childs(self) -> tuple[Path, ...]:
-        """What the child may write to. Its record, and what is staged for upload, are not its business."""
-        return (
-            *(self.work, self.output, self.checkpoints, self.resume, self.tmp, self.events),
-            *(self.calls, self.volumes),
-        )
+        # All that the child may see is one folder, so that it can move files about in it. What an earlier
+        # version began lies beside the record.
+        self.own = self.root if (self.root / "events.jsonl").exists() else self.root / "run"
+        self.work = self.own / "work"
+        self.inputs = self.own / "inputs"
+        self.output = self.own / "output"
+        self.checkpoints = self.own / "checkpoints"
+        self.resume = self.own / "resume"
+        self.tmp = self.own / "tmp"
+        # Of an instance: what it and the worker leave each other, and its volumes.
+        self.calls = self.own / "calls"
+        self.volumes = self.own / "volumes"
+        self.events = self.own / "events.jsonl"
+        self.spec = self.own / "spec.json"
 
     @property
     def given(self) -> tuple[Path, ...]:
@@ -100,6 +96,7 @@ class Workspace:
 
     def create(self) -> None:
         private_folder(self.root)
+        private_folder(self.own)
         for folder in (self.inputs, self.output, self.checkpoints, self.tmp):
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         self.events.touch()
