@@ -28,7 +28,7 @@ def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Loc
             python(
                 "print('made', flush=True)\nwhile not pathlib.Path(env['GO']).exists(): time.sleep(0.05)\n"
                 "(O / 'out').mkdir(); (O / 'out' / 'model.txt').write_text('weights'); (O / 'log').touch()",
-                env={"GO": str(fleet.home / "go")},
+                env={"GO": str(fleet.home.parent / "go")},
             )
         ]
     ).ids
@@ -50,7 +50,7 @@ def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Loc
     assert [corral.runs.get(one).state for one in (second, third)] == ["held", "held"]
 
     fleet.kill_server()
-    (fleet.home / "go").touch()
+    (fleet.home.parent / "go").touch()
     corral = fleet.start_server()
 
     done = wait_final(corral, second)
@@ -69,7 +69,7 @@ def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Loc
 
 def test_no_more_than_the_limit_run_at_once_also_when_the_server_is_killed(fleet: LocalCluster) -> None:
     corral = fleet.client()
-    marks = fleet.home / "marks"
+    marks = fleet.home.parent / "marks"
     marks.mkdir()
     body = (
         "mine = pathlib.Path(env['MARKS']) / env['CORRAL_RUN_ID']\n"

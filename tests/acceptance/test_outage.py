@@ -358,8 +358,9 @@ def test_a_full_disk_of_the_server_delays_and_loses_nothing(small_disk: Path, tm
         time.sleep(AWAY_S + 3)
         assert worker.process is not None
         assert worker.process.poll() is None
-        assert answers(corral)
+        assert "the server's disk is full" in corral.health().detail
         ballast.unlink()
+        assert answers(corral)
 
         run = wait_final(corral, run_id)
         check_whole(corral, run)
