@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from starlette.types import Message, Receive, Scope
 
-from corral.domain.errors import TooLarge
+from corral.domain.errors import InvalidInput, TooLarge
 
 # What is smaller cannot hold enough to matter.
 SMALL_BYTES = 64 << 10
@@ -32,7 +32,7 @@ _NOT_SHAPE = bytes(set(range(256)) - set(b"{:}"))
 async def checked(
     scope: Scope, receive: Receive, in_thread: Callable[[Callable[[], None]], Awaitable[None]]
 ) -> Receive:
-    """The same body, once it is known to hold no more than it may; TooLarge otherwise."""
+    """The same body, once it is known to hold no more than it may; TooLarge or InvalidInput otherwise."""
     if not _is_large_json(scope):
         return receive
     parts: list[bytes] = []
@@ -50,7 +50,7 @@ async def checked(
 
 
 def check_json(body: bytes) -> None:
-    """TooLarge if it has too many values or is too deep, or an object in it has too many keys.
+    """TooLarge if it has too many values, or an object in it too many keys; InvalidInput if it is too deep.
 
     Whether it is JSON is not told here.
     """
@@ -87,7 +87,7 @@ def _check_objects(shape: bytes) -> None:
         shape, found = _FLAT_OBJECT.subn(b"", shape)
         if not found:
             return
-    raise TooLarge(f"the body is nested deeper than {MOST_DEPTH}", hint="Check what wrote the request.")
+    raise InvalidInput(f"the body is nested deeper than {MOST_DEPTH}", hint="Check what wrote the request.")
 
 
 def _is_large_json(scope: Scope) -> bool:
