@@ -48,25 +48,30 @@ def test_every_file_of_results_names_its_commit() -> None:
 def test_a_table_whose_code_has_changed_since_is_listed(tmp_path: Path) -> None:
     """DEF-11: by the history of what it measures; a path of that code that is gone would hide its changes."""
     assert [path for paths in MEASURED.values() for path in paths if not (ROOT / path).exists()] == []
-    # Measured with files that nobody has committed, at a commit that is not here, and not at all.
-    for name, commit in {"help": f"{_head()}+", "cycles": "0123456789", "start": None}.items():
+    oldest, newest = _commits()
+    # The others: with files that are not committed, at a commit that is not here, at an unknown one.
+    kept = {"beats": oldest, "help": f"{newest}+", "cycles": "0123456789", "start": None}
+    for name, commit in kept.items():
         (tmp_path / f"{name}.json").write_text(json.dumps({"commit": commit}))
 
     found = {name: why for name, _, why in stale(tmp_path).rows}
 
-    assert "of what it measures have changed" in found["help"]
+    for name in ("beats", "help"):
+        assert "of what it measures have changed" in found[name]
+    assert not found["beats"].startswith("0 ")
     assert found["cycles"] == "its commit is not in this history"
     assert found["start"] == "its commit is not known"
     assert found["upload"] == "never measured"
 
 
-def _head() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
+def _commits() -> tuple[str, str]:
+    """The first and the last of this history."""
+    log = ["git", "rev-list", "--abbrev-commit", "--first-parent", "HEAD"]
+    done = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = done.stdout.split()
+    if len(found) < 2:
         pytest.skip("there is no history here")
-    return done.stdout.strip()
+    return found[-1], found[0]
 
 
 @pytest.fixture
