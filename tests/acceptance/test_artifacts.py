@@ -10,7 +10,7 @@ from support.installation import Installation
 
 
 def test_what_a_run_leaves_can_be_read_in_every_way(corral: Installation, tmp_path: Path) -> None:
-    """FL-C09."""
+    """FL-C09, MT-C13."""
     code = (
         "import json, os, pathlib\n"
         "pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'], 'model.txt').write_text('weights')\n"

@@ -53,6 +53,7 @@ def indexes(found: GpuSurvey) -> list[int] | None:
 
 
 def test_where_cuda_does_not_start_no_gpu_counts_and_why_says_so(driver: Driver, tmp_path: Path) -> None:
+    """FL-C06."""
     found = driver.says("init 803\n")
 
     assert (found.gpus, found.note) == (None, "CUDA does not start: cuInit fails with 803 (as the file says)")

@@ -24,6 +24,7 @@ def test_the_shell_completes_run_ids(corral: Installation) -> None:
 
 
 def test_piped_output_has_no_colours_and_a_closed_pipe_is_no_noise(corral: Installation) -> None:
+    """MT-C18."""
     assert "\x1b" not in corral.ok("ls")
     env = {**corral.env, "PYTHONUNBUFFERED": "1"}
     script = f"{CORRAL} ls --all --json | head -c 1"

@@ -139,6 +139,7 @@ def test_an_empty_lock_is_a_bare_environment(host: Environments, env: dict[str, 
 
 
 def test_the_second_use_needs_no_uv(host: Environments, root: Path) -> None:
+    """MT-D42."""
     lock = Lock("hay==1.0", PYTHON)
     python = host.build(lock)
     without_uv = Environments(root, {}, uv=Path("/nonexistent/uv"))

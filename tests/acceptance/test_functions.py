@@ -40,7 +40,7 @@ def remote(stack: LocalCluster) -> Iterator[HttpBackend]:
 
 
 def test_a_function_that_uses_its_module_returns_the_same_here_and_there() -> None:
-    """RF-D01, RF-D04: globals and decorators survive."""
+    """RF-D01, RF-D04, RF-C38: globals and decorators survive."""
     assert kit.with_global.remote(1) == kit.with_global(1) == 1001
     assert kit.decorated.remote(2) == kit.decorated(2) == 1002
 
@@ -167,7 +167,7 @@ def test_an_unfinished_call_is_never_a_result() -> None:
 
 
 def test_cancelling_reaches_code_that_sleeps(stack: LocalCluster) -> None:
-    """RF-C24, RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
+    """RF-C24, RF-D33, RF-C36: a sync function that sleeps hears it, and whoever waits is told at once."""
     call = kit.sleeps.spawn(600)
     eventually(lambda: call.state() == "assigned" or None, "it to begin")
 
@@ -186,7 +186,7 @@ def test_a_handle_is_opened_again_elsewhere() -> None:
 
 
 def test_errors_of_some_types_are_tried_again(tmp_path: Path) -> None:
-    """RF-D36."""
+    """RF-D36, RF-C40, RF-D69."""
     assert kit.needs_tries.remote(str(tmp_path / "tries"), 3) == 3
 
 
@@ -210,7 +210,7 @@ def test_a_map_of_the_same_name_repeats_nothing(stack: LocalCluster) -> None:
 
 
 def test_async_calls_overlap_in_one_instance() -> None:
-    """RF-D35: with a concurrency of four, four overlap."""
+    """RF-D35, RF-D69: with a concurrency of four, four overlap."""
     calls = [kit.meets.spawn(f"guest-{n}") for n in range(4)]
     began = [call.result(60) for call in calls]
 
@@ -314,7 +314,7 @@ def test_code_that_does_not_import_is_an_error_that_says_why(tmp_path: Path) -> 
 
 
 def test_calls_outlive_a_server_that_is_killed(stack: LocalCluster) -> None:
-    """RF-D26: the result waits at the worker until the server is back."""
+    """RF-D26, RF-D70: the result waits at the worker until the server is back."""
     call = kit.sleeps.spawn(2)
     eventually(lambda: call.state() == "assigned" or None, "it to begin")
 
@@ -385,7 +385,7 @@ def test_a_result_that_is_not_kept_any_more_says_so(stack: LocalCluster) -> None
 
 
 def test_higher_priorities_come_first_and_what_is_over_before_it_began_never_begins(tmp_path: Path) -> None:
-    """RF-C21, RF-D36."""
+    """RF-C21, RF-D36, RF-C22."""
     order, gate = tmp_path / "order", tmp_path / "gate"
 
     def note(name: str, wait: bool = False) -> None:

@@ -53,7 +53,7 @@ def events(fleet: WatchedWorker, run: str) -> list[tuple[str, str]]:
 
 
 def test_runs_share_a_gpu_or_have_it_alone_and_see_only_their_own(fleet: WatchedWorker) -> None:
-    """FL-D10: two whose plans fit share one GPU; a third waits with the reason. A whole one is not shared."""
+    """FL-C25, FL-D10: two whose plans fit share a GPU; a third waits, with the reason."""
     half = {"gpus": 1, "min_vram": "40GiB", "share_gpu": True}
     shared = [fleet.python(HOLD, resources=half) for _ in range(2)]
     assert [said(fleet, run) for run in shared] == [f"0 {40 * GIB}"] * 2

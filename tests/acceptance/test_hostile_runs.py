@@ -74,7 +74,7 @@ def test_an_output_folder_that_became_a_link_is_not_followed(one_slot: WatchedWo
 
 
 def test_nobody_else_on_the_machine_can_read_what_server_and_worker_keep(one_slot: WatchedWorker) -> None:
-    """SEC-21."""
+    """SEC-21, MT-C09."""
     code = "import os; os.mkdir('made'); open('file', 'w').close(); print(oct(os.umask(0)), flush=True)"
     run = one_slot.submit(sys.executable, "-c", code + "\nimport time; time.sleep(600)", grace=0.1)
     one_slot.printed(run, "0o")

@@ -79,7 +79,7 @@ def run_beside_another(corral: Installation, tmp_path: Path) -> str:
 def test_a_run_reads_no_token_no_key_no_other_runs_folder_and_nothing_of_the_cache(
     isolated: Installation, tmp_path: Path
 ) -> None:
-    """security.md, last paragraph: not plainly, not through other processes, not by taking the cover away."""
+    """MT-D01, MT-D02, MT-D04: not plainly, not through other processes, not by taking the cover away."""
     other = run_beside_another(isolated, tmp_path)
     eventually(lambda: "here" in isolated.ok("logs", other), "the other run to be there")
     worker = isolated.home / "worker"

@@ -56,6 +56,11 @@ deadline = time.time() + float(env.get('WORK_S', '3'))
 while time.time() < deadline:
     print('tick', flush=True)
     time.sleep(0.25)
+if env.get('SAVES'):
+    folder = pathlib.Path(env['CORRAL_CHECKPOINT_DIR'], 'last')
+    folder.mkdir()
+    (folder / 'step').write_text('1')
+    say(checkpoint=str(folder), step=1)
 (O / 'who').write_text(env['CORRAL_ATTEMPT'])
 print('done', flush=True)
 """
@@ -93,8 +98,8 @@ def plane(home: Path) -> Iterator[LocalCluster]:
         yield made
 
 
-def work(seconds: float = 3.0) -> RunSpec:
-    return python(WORK, env={"WORK_S": str(seconds)})
+def work(seconds: float = 3.0, **env: str) -> RunSpec:
+    return python(WORK, env={"WORK_S": str(seconds), **env})
 
 
 def submit(corral: Corral, *specs: RunSpec) -> list[str]:
@@ -117,10 +122,11 @@ def check_whole(corral: Corral, run: RunDetail) -> None:
 
 
 def test_a_server_that_is_away_for_longer_than_a_lease_costs_no_run_its_attempt(plane: LocalCluster) -> None:
-    """FL-D01, FL-D37, FL-D43: one run ends during the outage, one after it, and both keep their work."""
+    """FL-D01, FL-D37, FL-D43, MT-C34, MT-D09: one run ends during the outage, one after it; both keep their
+    work, and their checkpoints."""
     plane.own_worker(slots=3)
     corral = plane.client()
-    soon, later = submit(corral, work(1.5), work(AWAY_S + 3))
+    soon, later = submit(corral, work(1.5, SAVES="1"), work(AWAY_S + 3, SAVES="1"))
     for run_id in (soon, later):
         running(corral, run_id)
 
@@ -133,6 +139,7 @@ def test_a_server_that_is_away_for_longer_than_a_lease_costs_no_run_its_attempt(
         check_whole(corral, run)
         assert run.attempt == 1
         assert run.retries_used == {"infrastructure": 0, "memory": 0, "code": 0}
+        assert [one.kind for one in corral.runs.checkpoints(run_id).items] == ["checkpoint"]
     assert "requeue" not in event_types(corral, soon) + event_types(corral, later)
     assert problems(corral) == []
 
@@ -278,7 +285,7 @@ def test_an_outcome_that_comes_after_the_lease_was_swept_is_still_accepted(plane
 
 
 def test_a_second_server_on_one_home_is_refused_and_harms_nothing(plane: LocalCluster) -> None:
-    """FL-D39."""
+    """FL-D39, MT-D25."""
     announced = (plane.home / "server.json").read_text()
 
     second = subprocess.run(

@@ -55,6 +55,7 @@ def saved_steps(made: LocalCluster, run_id: str, attempt: int) -> list[int]:
 def test_the_urgent_run_starts_after_the_other_saved_its_checkpoint_which_then_goes_on_from_it(
     made: LocalCluster,
 ) -> None:
+    """FL-D05."""
     corral = made.client()
     made.own_worker(slots=1)
     low = corral.runs.submit([python(CAREFUL, preemptible=True, grace=20)]).ids[0]

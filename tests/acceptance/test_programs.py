@@ -381,7 +381,7 @@ def test_a_class_gets_what_it_is_given_and_its_async_hooks_are_awaited(
 
 
 def test_a_deploy_is_the_whole_app(stack: LocalCluster, tmp_path: Path) -> None:
-    """DEF-03: what is gone from the file is stopped, and said; other apps and members are left alone."""
+    """DEF-03, RF-D51: what is gone from the file is stopped, and said; others are left alone."""
     function = "@app.function()\ndef {0}(): ...\n"
     head = "import corral\napp = corral.App('{0}')\n"
 

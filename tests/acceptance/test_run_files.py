@@ -150,6 +150,7 @@ def test_a_command_line_that_makes_no_sense_is_refused(
 
 
 def test_debug_prints_the_traceback(corral: Installation) -> None:
+    """MT-C14."""
     done = corral("--debug", "show", "r-bcdfghjkmnpq")
 
     assert done.returncode == 1
@@ -184,6 +185,7 @@ LISTS = [
 
 @pytest.mark.parametrize("arguments", LISTS, ids=" ".join)
 def test_json_is_json_on_every_command_that_lists(arguments: tuple[str, ...], corral: Installation) -> None:
+    """MT-C04: for programs and agents."""
     corral.ok("run", "--", "echo", "one line")
     out = corral.ok(*arguments, "--json")
 

@@ -45,7 +45,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making devices and mo
 def test_a_code_folder_with_such_an_entry_is_refused_by_name(
     what: str, corral: Installation, tmp_path: Path
 ) -> None:
-    """FL-D47. Reading a device or a FIFO would never end."""
+    """FL-D47, MT-C40. Reading a device or a FIFO would never end."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "main.py").write_text("print('started')")

@@ -138,6 +138,7 @@ def test_a_cancelled_run_ends_its_follower_with_143_and_can_be_requeued(corral: 
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(corral: Installation) -> None:
+    """MT-C17, MT-C12: 130, and the run goes on."""
     follower = corral.popen(
         "run", "--name", "left", "--", sys.executable, "-c", "import time; time.sleep(300)"
     )

@@ -67,6 +67,7 @@ def test_after_up_the_worker_is_there_at_once(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_one_clear_error(tmp_path: Path) -> None:
+    """MT-C16."""
     machine = Installation(tmp_path / "home")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -81,11 +82,29 @@ def test_a_port_that_is_taken_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_status_shows_both_processes_and_the_host(corral: Installation) -> None:
+    """MT-C16."""
     shown = corral.ok("status")
 
     assert f"pid {corral.pid('server')}," in shown
     assert f"pid {corral.pid('worker')}," in shown
     assert "1 of 1 here" in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_worker_dials_out_and_listens_nowhere(corral: Installation) -> None:
+    """FL-C16: no port is open on a host, and no container or database is needed there."""
+
+    def listening(pid: int) -> set[str]:
+        rows = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        ]
+        open_files = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+        return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in open_files}
+
+    assert listening(corral.pid("server"))
+    assert listening(corral.pid("worker")) == set()
 
 
 def test_a_killed_worker_is_named_and_up_starts_it_again_without_waiting_for_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.installation import Installation
     [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)],
 )
 def test_the_exit_code_is_the_programs(code: str, expected: int, corral: Installation) -> None:
+    """MT-C17."""
     assert corral.python(code).returncode == expected
 
 
@@ -35,6 +36,7 @@ def test_a_program_that_cannot_be_started_gives_the_code_of_a_shell(
 
 
 def test_env_labels_and_overrides_reach_the_run(corral: Installation) -> None:
+    """MT-C23."""
     done = corral.python(
         "import os; print(os.environ['A'])", "--env", "A=b=c", "--label", "team=x", "--set", "priority=5"
     )
@@ -45,6 +47,7 @@ def test_env_labels_and_overrides_reach_the_run(corral: Installation) -> None:
 
 
 def test_code_is_shipped_without_what_is_ignored(corral: Installation, tmp_path: Path) -> None:
+    """MT-C40."""
     (tmp_path / "say.py").write_text("import os; print(sorted(os.listdir('.')))")
     (tmp_path / "big.bin").write_bytes(b"x" * 1000)
     (tmp_path / ".gitignore").write_text("*.bin\n")

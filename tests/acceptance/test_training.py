@@ -146,6 +146,7 @@ def test_eval_takes_rows_of_ones_own(trained: dict[str, Any], corral: Installati
 
 
 def test_sample_asks_the_model_before_and_after(trained: dict[str, Any], corral: Installation) -> None:
+    """MT-C13."""
     shown = corral.ok(
         "sample", trained["id"], "-m", "3+4=", "--system", "Add.", "-n", "2", "--max-tokens", "4"
     )
@@ -232,6 +233,7 @@ def test_seeds_and_settings_are_swept_as_a_group(corral: Installation) -> None:
 
 
 def test_reinforcement_with_the_bundled_environment_runs(corral: Installation) -> None:
+    """MT-C01."""
     name = corral.write("grpo.toml", GRPO)
 
     done = corral("submit", name, "--follow")

@@ -107,7 +107,7 @@ def test_called_plainly_the_function_works_on_a_folder_of_this_process() -> None
 
 
 def test_a_deployed_function_has_its_volume_too(stack: LocalCluster, remote: HttpBackend) -> None:
-    """RF-D49, for volumes: what the decorator says holds in the deploy path as well."""
+    """RF-C37, RF-D49: what the decorator says of volumes holds in the deploy path as well."""
     corral_ = stack.client()
     view = corral_.endpoints.deploy(remote.request(kit.app.members["folder"], "default", live=False))
     target = backend.backend().find(kit.app.members["folder"])
@@ -304,6 +304,7 @@ def test_the_shell_lists_shows_fills_fetches_and_removes(
 
 
 def test_a_volume_counts_against_the_quota_of_its_project(stack: LocalCluster, tmp_path: Path) -> None:
+    """MT-D02."""
     client = stack.client(backoff=Backoff(tries=1))
     client.quotas.put("small", QuotaRequest(max_bytes=10))
     remote = client.volumes.remote("small", "shelf")

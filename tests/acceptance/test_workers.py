@@ -41,7 +41,7 @@ def own(tmp_path: Path) -> Iterator[WatchedWorker]:
 
 
 def test_a_run_leaves_its_log_its_metrics_and_its_artifact(fleet: WatchedWorker, tmp_path: Path) -> None:
-    """FL-C08, FL-C24."""
+    """FL-C08, FL-C24, MT-D48."""
     run = fleet.submit(
         sys.executable,
         "-c",
@@ -262,6 +262,7 @@ def test_a_locked_environment_is_built_and_runs_the_command(fleet: WatchedWorker
 
 
 def test_an_environment_that_cannot_be_built_fails_the_run_with_its_words(fleet: WatchedWorker) -> None:
+    """MT-D21."""
     built = {"python": "3.99", "lock": "", "digest": Lock("", "3.99").digest}
     done = fleet.final(fleet.submit("python", "-c", "1", environment=built))
 
@@ -385,7 +386,7 @@ time.sleep(1)
 
 
 def test_sigterm_drains_and_the_next_worker_goes_on(own: WatchedWorker) -> None:
-    """FL-D44."""
+    """FL-D44, FL-C08."""
     run = own.python(
         TRAIN
         + """

@@ -30,6 +30,7 @@ def _of(live: LiveServer, actor: str) -> list[tuple[str, str]]:
 
 
 def test_what_an_operator_does_is_in_the_audit(live: LiveServer, worker: FakeHost) -> None:
+    """FL-D31."""
     name = named("ops")
     token = live.token("operator", name)["token"]
     user = live.ok("POST", "/v1/tokens", {"scope": "user", "name": named("u")}, token=token)

@@ -135,6 +135,7 @@ def test_another_epoch_is_refused_by_every_call_of_a_lease(live: LiveServer, wor
 
 
 def test_a_host_reads_only_what_its_live_leases_name(live: LiveServer, worker: FakeHost) -> None:
+    """MT-D02."""
     mine, other = b"an input of my run", b"an input of somebody else's run"
     ids = []
     for data in (mine, other):
@@ -179,6 +180,7 @@ def fence(live: LiveServer) -> Fence:
 
 
 def test_a_bound_user_finds_nothing_of_another_project_by_id(fence: Fence) -> None:
+    """MT-D03."""
     run, artifact = f"/v1/runs/{fence.run}", f"/v1/artifacts/{fence.artifact}"
     reads = ["", "/events", "/logs", "/metrics", "/artifacts", "/checkpoints", "/why"]
     calls: list[tuple[str, str, Json | None]] = [("GET", f"{run}{verb}", None) for verb in reads]
@@ -224,7 +226,7 @@ def test_a_bound_user_cannot_write_into_another_project(fence: Fence) -> None:
 
 
 def test_a_hash_is_not_a_key_to_the_bytes_of_another_project(fence: Fence) -> None:
-    """Whoever knows only the digest can neither read the blob, nor learn of it, nor name it."""
+    """MT-D03: whoever knows only the digest can neither read the blob, nor learn of it, nor name it."""
     digest, own = sha(fence.data), f"/v1/projects/{fence.own}"
 
     assert fence.status("GET", f"/v1/blobs/{digest}?project={fence.other}") == 403
@@ -259,6 +261,7 @@ def test_no_tokens_secret_is_in_the_database(live: LiveServer) -> None:
 
 
 def test_token_and_key_files_are_their_owners_alone(live: LiveServer) -> None:
+    """MT-C09."""
     names = ("operator.token", "key", "worker/token", "worker/host.json")
 
     assert {name: stat.S_IMODE((live.home / name).stat().st_mode) for name in names} == dict.fromkeys(
@@ -275,6 +278,20 @@ def test_a_token_of_an_earlier_start_is_good_after_a_restart(
     with serve(home) as second:
         assert second.operator == first.operator
         assert second.ok("GET", f"/v1/runs/{run}")["state"] == "queued"
+
+
+def test_runs_are_reached_by_every_token_of_their_project(live: LiveServer) -> None:
+    """MT-D06: after a token was replaced, and by a colleague."""
+    project = named("project")
+    lost = live.token("user", project=project)
+    run = live.submit(project=project, token=str(lost["token"]))
+    live.ok("DELETE", f"/v1/tokens/{lost['id']}")
+
+    new, colleague = (str(live.token("user", project=project)["token"]) for _ in range(2))
+
+    listed = live.ok("GET", "/v1/runs", params={"project": project}, token=colleague)["items"]
+    assert [one["id"] for one in listed] == [run]
+    assert live.ok("POST", f"/v1/runs/{run}/cancel", {}, token=new)["state"] == "cancelled"
 
 
 def test_every_change_of_a_run_names_its_actor(live: LiveServer, worker: FakeHost) -> None:

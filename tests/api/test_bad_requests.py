@@ -43,7 +43,7 @@ def nothing_breaks(live: LiveServer) -> Iterator[None]:
 
 @pytest.mark.parametrize("bad", BAD_IDS)
 def test_an_id_is_matched_as_a_whole_by_every_entry(bad: str, live: LiveServer, worker: FakeHost) -> None:
-    """FL-D21, FL-D22: `..`, newlines, NUL and slashes never reach a path or a query."""
+    """FL-D21, FL-D22, MT-C26: `..`, newlines, NUL and slashes never reach a path or a query."""
     part = quote(bad, safe="")
     calls = [
         ("GET", f"/v1/runs/{part}", live.operator),

@@ -106,3 +106,14 @@ def test_results_are_params_by_seeds(live: LiveServer, worker: FakeHost) -> None
     assert (first.mean, first.count, first.best) == (1.5, 2, False)
     assert (round(second.mean, 6), second.best) == (0.6, True)
     assert [run.run_id for run in found.variants[1].runs] == runs[2:]
+
+
+def test_the_seeds_of_a_group_run_at_once_where_there_is_room(live: LiveServer, worker: FakeHost) -> None:
+    """MT-D42: on the slots that are free, of one host or of several."""
+    seeds = [{"seed": seed, "resources": {"hosts": [worker.name]}} for seed in (1, 2, 3)]
+    _, runs = submit(live, named("seeds"), *seeds)
+
+    answer = live.ok("POST", "/v1/claims", worker.ask(max_leases=3), token=worker.token)
+
+    assert {lease["run_id"] for lease in answer["leases"]} == set(runs)
+    assert {live.ok("GET", f"/v1/runs/{run}")["state"] for run in runs} == {"running"}

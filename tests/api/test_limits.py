@@ -33,6 +33,7 @@ def _hasty(live: LiveServer) -> str:
 
 
 def test_a_token_that_calls_too_often_is_told_when_to_come_back(slow: LiveServer) -> None:
+    """MT-D07, RF-C23: others are not slowed down."""
     token = _hasty(slow)
     answers = [slow.call("GET", "/v1/runs", token=token) for _ in range(BURST * 2)]
 

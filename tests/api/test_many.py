@@ -223,6 +223,7 @@ def finished(worker: FakeHost, data: bytes = b"weights", **spec: Any) -> tuple[s
 
 
 def test_a_run_that_has_ended_is_removed_with_what_is_its_own(live: LiveServer, worker: FakeHost) -> None:
+    """MT-D50: and that it was is in the audit."""
     run, artifact = finished(worker, named("bytes").encode())
 
     answer = live.ok("DELETE", f"/v1/runs/{run}")
@@ -233,6 +234,9 @@ def test_a_run_that_has_ended_is_removed_with_what_is_its_own(live: LiveServer, 
     error_of(live.call("DELETE", f"/v1/runs/{run}"), 404, "not_found")
     fsck = live.call("POST", "/v1/fsck")
     assert run not in fsck.text
+    assert ("run.remove", run) in {
+        (entry["action"], entry["target"]) for entry in live.ok("GET", "/v1/audit")["items"]
+    }
 
 
 def test_what_others_need_is_not_removed(live: LiveServer, worker: FakeHost) -> None:

@@ -256,7 +256,7 @@ def test_numbers_beyond_the_database_and_parents_of_others_are_refused(
 def test_errors_of_calls_are_kept_and_told_without_secrets(
     live: LiveServer, endpoint: FakeEndpoint, instance: FakeInstance
 ) -> None:
-    """SEC-07: also a secret that the run does not name, which its worker does not know."""
+    """SEC-07, RF-D59: also a secret that the run does not name, which its worker does not know."""
     live.ok("PUT", f"/v1/projects/{endpoint.project}/secrets/DATABASE", {"value": SECRET})
     hook = {"name": named("hook"), "url": "https://1.1.1.1/", "events": ["call.*"]}
     live.ok("POST", "/v1/webhooks", {**hook, "project": endpoint.project})

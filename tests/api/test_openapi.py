@@ -115,6 +115,7 @@ def map_body(context: schemathesis.HookContext, body: object) -> object:
 @schema.parametrize()
 @BOUNDED
 def test_an_operators_calls_are_answered_as_documented(case: schemathesis.Case[Any]) -> None:
+    """MT-C36."""
     _check(case, _LIVE["server"].operator)
 
 

@@ -39,6 +39,7 @@ def test_a_quota_that_makes_no_sense_is_refused(live: LiveServer, body: object) 
 
 
 def test_only_an_operator_sets_quotas_and_a_user_sees_his_own_project_alone(live: LiveServer) -> None:
+    """FL-C25."""
     mine, other = named("mine"), named("other")
     for project in (mine, other):
         live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
@@ -91,6 +92,7 @@ def test_a_quota_that_is_raised_lets_the_waiting_run_go_at_the_next_poll(
 
 
 def test_usage_shows_what_ended_and_what_runs(live: LiveServer, worker: FakeHost) -> None:
+    """FL-C22."""
     project = named("project")
     lease = worker.run(project=project)
     lease.ok("POST", "finish", {"ran_s": 7200.0})
@@ -103,7 +105,7 @@ def test_usage_shows_what_ended_and_what_runs(live: LiveServer, worker: FakeHost
 
 
 def test_two_servers_on_one_database_never_pass_a_quota_between_them(tmp_path: Path) -> None:
-    """Both count under the lock of the quota's row, so the last place is given once."""
+    """FL-D04: both count under the lock of the quota's row, so the last place is given once."""
     with (
         private_postgres().fresh() as url,
         serve(tmp_path / "one", database=url) as one,

@@ -132,6 +132,7 @@ def test_a_requeue_that_comes_twice_makes_one_run(live: LiveServer, worker: Fake
 
 
 def test_a_cancel_that_comes_twice_changes_nothing_more(live: LiveServer) -> None:
+    """MT-C35."""
     run = live.submit()
     live.ok("POST", f"/v1/runs/{run}/cancel", {"reason": "enough"})
     events = _events(live, run)
@@ -140,6 +141,22 @@ def test_a_cancel_that_comes_twice_changes_nothing_more(live: LiveServer) -> Non
 
     assert _events(live, run) == events
     assert live.ok("GET", f"/v1/runs/{run}")["state"] == "cancelled"
+
+
+def test_a_run_that_finishes_before_its_cancel_reaches_it_has_succeeded(
+    live: LiveServer, worker: FakeHost
+) -> None:
+    """MT-C35: a real finish wins, and a cancel of what has ended changes nothing."""
+    lease = worker.run()
+    live.ok("POST", f"/v1/runs/{lease.run_id}/cancel", {})
+    assert live.ok("GET", f"/v1/runs/{lease.run_id}")["state"] == "stopping"
+
+    lease.ok("POST", "finish", {})
+
+    events = _events(live, lease.run_id)
+    live.call("POST", f"/v1/runs/{lease.run_id}/cancel", {})
+    assert live.ok("GET", f"/v1/runs/{lease.run_id}")["state"] == "succeeded"
+    assert _events(live, lease.run_id) == events
 
 
 def test_a_commit_that_comes_twice_is_one_artifact(live: LiveServer, worker: FakeHost) -> None:
@@ -192,6 +209,7 @@ def _follow(live: LiveServer, run: str, cursor: str, stop_after: int) -> tuple[l
 
 
 def test_a_stream_taken_up_by_its_cursor_gives_each_line_once(live: LiveServer, worker: FakeHost) -> None:
+    """MT-D26: pushed, and a reconnect loses and repeats nothing."""
     lease = worker.run()
     seen: list[str] = []
     cursor = ""

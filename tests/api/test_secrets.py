@@ -6,7 +6,7 @@ import base64
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -115,7 +115,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedInstal
 
 
 def test_what_a_run_says_is_redacted_on_every_way_out(machine: RecordedInstallation) -> None:
-    """FL-D13: printed whole, split, encoded, in events, and as its last words."""
+    """FL-D13, RF-C37: printed whole, split, encoded, in events, and as its last words."""
     done = machine.python(TALK)
 
     assert done.returncode == 1, done.stderr
@@ -306,13 +306,31 @@ def test_a_refused_value_is_not_echoed(live: LiveServer) -> None:
 
 
 def test_secrets_are_encrypted_with_a_key_outside_the_database(live: LiveServer) -> None:
-    """FL-D40."""
+    """FL-D40, FL-C15, FL-C25, MT-D10."""
     live.ok("PUT", "/v1/projects/sealed/secrets/CANARY", {"value": CANARY})
     stored = b"".join(path.read_bytes() for path in live.home.glob("corral.db*"))
 
     assert b"sealed" in stored
     assert _exposed("the database", stored) == []
     assert (live.home / "key").read_bytes() not in stored
+
+
+def test_a_run_gets_its_secrets_after_the_server_was_started_anew(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """MT-D10: the one that ran on meanwhile, and the one that waited."""
+    home = tmp_path_factory.mktemp("restarted")
+    with serve(home) as first:
+        first.ok("PUT", "/v1/projects/default/secrets/CANARY", {"value": CANARY})
+        host = new_host(first)
+        held = host.run(secrets=["CANARY"])
+        waits = first.submit(host=host.name, secrets=["CANARY"])
+    with serve(home) as second:
+        host = replace(host, live=second)
+        begun = host.claim()
+        assert begun.run_id == waits
+        for lease in (replace(held, worker=host), begun):
+            assert lease.ok("POST", "secrets")["values"] == {"CANARY": CANARY}
 
 
 def test_another_key_is_a_clear_error(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -128,6 +128,7 @@ def test_no_route_is_left_out_of_the_published_document(published: dict[Call, Js
 def test_each_kind_of_token_may_call_what_the_table_says(
     scope: str, live: LiveServer, published: dict[Call, Json], tokens: dict[str, str]
 ) -> None:
+    """FL-C25."""
     wrong = []
     for call in in_order(published):
         rule = rule_of(call)

@@ -63,6 +63,7 @@ def _deliveries(live: LiveServer, hook: Json, **where: Any) -> list[Json]:
 def test_a_run_that_ends_is_told_signed_and_in_the_published_form(
     hooked: LiveServer, receiver: Receiver
 ) -> None:
+    """FL-C22, FL-D07."""
     hook = _add(hooked, receiver, events=["run.*"])
     worker = new_host(hooked)
     lease = worker.run(name="told", labels={"team": "vision"})
@@ -96,6 +97,7 @@ def test_a_run_that_ends_is_told_signed_and_in_the_published_form(
 def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
     hooked: LiveServer, receiver: Receiver
 ) -> None:
+    """FL-D07."""
     receiver.status = 503
     hook = _add(hooked, receiver, events=["run.cancelled"])
     run = hooked.submit()
@@ -202,6 +204,7 @@ def test_a_webhook_of_a_project_hears_of_no_other(hooked: LiveServer, receiver: 
 
 
 def test_a_chat_gets_a_message_of_its_own_form(hooked: LiveServer, receiver: Receiver) -> None:
+    """FL-C15, FL-D07."""
     _add(hooked, receiver, format="slack", events=["run.cancelled"])
     run = hooked.submit(name="for-the-channel")
     hooked.ok("POST", f"/v1/runs/{run}/cancel", {"reason": "enough & <more>"})
@@ -216,7 +219,7 @@ def test_a_chat_gets_a_message_of_its_own_form(hooked: LiveServer, receiver: Rec
 def test_a_call_that_ends_is_told_signed_and_in_the_published_form(
     hooked: LiveServer, receiver: Receiver
 ) -> None:
-    """RF-C05."""
+    """RF-C05, RF-C21."""
     hook = _add(hooked, receiver, events=["call.*"])
     _add(hooked, receiver, events=["call.cancelled"], format="slack")
     spec = {"name": "told.f", "kind": "service", "service": {"entry": {"kind": "module"}}}

@@ -39,7 +39,7 @@ VALUES: list[Any] = [
 
 
 def test_any_value_goes_there_and_back(scene: Scene) -> None:
-    """RF-C12, RF-C17, RF-D08, RF-D09, RF-D12, RF-D19."""
+    """RF-C12, RF-C17, RF-D08, RF-D09, RF-D12, RF-D19, RF-C15, RF-C35, RF-C38."""
     give_back = scene.function("give_back")
 
     assert list(give_back.map(VALUES)) == VALUES
@@ -109,7 +109,7 @@ def test_map_is_in_order_or_as_it_comes_and_gathers_errors(scene: Scene) -> None
 
 
 def test_a_handle_is_opened_again_elsewhere(scene: Scene) -> None:
-    """RF-C06, RF-C27, RF-C36."""
+    """RF-C06, RF-C27, RF-C36, RF-D66, RF-D71."""
     call = scene.function("give_back").spawn("later")
 
     other = corral.Call.from_id(call.id)
@@ -119,7 +119,8 @@ def test_a_handle_is_opened_again_elsewhere(scene: Scene) -> None:
 
 
 def test_a_method_keeps_its_state_and_other_parameters_are_another_instance(scene: Scene) -> None:
-    """RF-C08, RF-C30, RF-D13, RF-D14, RF-D17: 1, 2, 3; the hook ran once; parameters are honoured."""
+    """RF-C03, RF-C08, RF-C30, RF-C40, RF-D13, RF-D14, RF-D17, RF-D71: 1, 2, 3; the hook ran once; parameters
+    are honoured."""
     small = scene.function("Harbour.moor", berths=1)
     large = scene.function("Harbour.moor", berths=9)
 
@@ -136,7 +137,7 @@ def test_a_method_keeps_its_state_and_other_parameters_are_another_instance(scen
 
 
 def test_calls_are_gathered_into_batches(scene: Scene) -> None:
-    """RF-C30."""
+    """RF-C30, RF-C40, RF-D69, RF-D71."""
     found = list(scene.function("Harbour.lengths", berths=2).map([Boat("x", float(n)) for n in range(16)]))
 
     assert [length for length, _ in found] == [float(n) for n in range(16)]
@@ -155,7 +156,7 @@ def test_a_function_calls_others_through_an_attribute_and_an_alias(scene: Scene)
 
 
 def test_a_call_that_runs_too_long_is_killed_and_what_it_printed_is_kept(scene: Scene) -> None:
-    """RF-D18, RF-D24, RF-D34."""
+    """RF-D18, RF-D24, RF-D34, RF-D69."""
     call = scene.function("endless").spawn()
 
     with pytest.raises(corral.CallTimeout):

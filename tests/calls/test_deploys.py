@@ -88,7 +88,7 @@ def app(one_host: Scene, tmp_path: Path) -> Iterator[Harness]:
 
 
 def test_what_is_said_to_be_ready_is_what_answers(app: Harness) -> None:
-    """RF-D53: from the moment of that answer no call goes to the old version; nor after a rollback."""
+    """RF-C34, RF-D53: from that answer on no call goes to the old version; nor after a rollback."""
     app.deploy("return 1")
     assert app.says.remote() == 1
 

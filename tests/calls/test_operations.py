@@ -79,7 +79,7 @@ def test_every_operation_of_the_queue_over_http(scene: Scene, tmp_path: Path) ->
 
 
 def test_a_key_makes_a_call_once(scene: Scene) -> None:
-    """RF-D36: and with other arguments it is refused."""
+    """RF-D36, RF-C36: and with other arguments it is refused."""
     http = Http(scene)
 
     first = http("POST", "/calls", ask(1, key="order-7")).json()["calls"][0]
@@ -116,7 +116,7 @@ def test_every_field_is_honoured_or_refused_by_its_name(scene: Scene, change: An
 
 
 def test_a_function_that_is_not_there_is_named(scene: Scene) -> None:
-    """RF-D21."""
+    """RF-D21, RF-C36."""
     asked = ask(1)
     asked["calls"][0]["function"] = "take_back"
 
@@ -132,7 +132,7 @@ def test_a_function_that_is_not_there_is_named(scene: Scene) -> None:
 
 
 def test_lines_come_while_the_call_runs_and_one_command_shows_them(scene: Scene, tmp_path: Path) -> None:
-    """RF-D30, RF-D32: equal lines twice, each with its stream."""
+    """RF-D30, RF-D32, RF-C34: equal lines twice, each with its stream."""
     call = pier.waits_for.spawn(str(tmp_path / "it"))
 
     assert eventually(lambda: list(call.logs()), "the first line") == ["waiting"]

@@ -89,7 +89,7 @@ def fn(db: Database) -> Deployed:
 
 
 def test_a_deployed_function_is_called_at_its_times_with_its_options(fn: Deployed) -> None:
-    """RF-C33, RF-D68."""
+    """RF-C33, RF-D68, RF-C40."""
     fn.deploy(cron="*/5 * * * *", timezone="Europe/Berlin")
     assert fn.schedule is not None
     assert fn.schedule.next_at == NOON + 300

@@ -162,6 +162,7 @@ def test_a_body_arrives_as_it_is_with_its_headers(receiver: Receiver) -> None:
     ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0"],
 )
 def test_nothing_is_sent_to_this_machine_however_it_is_called(host: str, receiver: Receiver) -> None:
+    """FL-D48."""
     sender = HttpSender()
 
     sent = _send(sender, f"https://{host}:{receiver.port}/")

@@ -534,11 +534,6 @@ def test_how_many_instances_there_should_be(load: EndpointLoad, rule: ScalingRul
     assert desired(load, rule) == count
 
 
-def test_runs_are_told_apart_from_calls() -> None:
-    """RF-D60: ids have kinds."""
-    assert not RunId(RUN).startswith("c-")
-
-
 def test_what_an_instance_of_another_endpoint_says_changes_nothing(db: Database) -> None:
     (call,) = db.write(lambda tx: accept(tx, new_call()))
     other = db.write(lambda tx: deployed(tx, name="demo.other"))

@@ -49,6 +49,7 @@ def test_what_is_not_there_is_none(db: Database) -> None:
 
 
 def test_a_save_keeps_everything_that_may_change(db: Database) -> None:
+    """MT-C28."""
     run = a_run()
     insert(db, run)
     changed = run._replace(
@@ -93,6 +94,7 @@ def test_runs_are_found_by_the_beginning_of_their_id(db: Database) -> None:
 
 
 def test_pages_go_from_the_newest_to_the_oldest_without_gaps(db: Database) -> None:
+    """MT-D25."""
     runs = [a_run(created_at=float(n // 2)) for n in range(9)]
     insert(db, *runs)
     expected = [r.id for r in sorted(runs, key=lambda r: (r.created_at, r.id), reverse=True)]

@@ -97,6 +97,7 @@ def test_a_new_adapter_changes_nothing_yet() -> None:
 
 
 def test_every_parameter_of_an_adapter_gets_a_gradient_en_d07() -> None:
+    """EN-D07."""
     model = tiny()
     names = adapters.attach(model, LORA)
     teach(model)

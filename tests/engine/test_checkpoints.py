@@ -62,7 +62,7 @@ def test_it_is_announced_only_once_it_has_its_name(tmp_path: Path) -> None:
 
 
 def test_exactly_k_stay_after_n_saves_mt_d12(tmp_path: Path) -> None:
-    """FL-C19."""
+    """FL-C19, MT-D12."""
     checkpoints = CheckpointWriter(tmp_path, CONFIG, quiet(), keep=2)
     for step in (10, 20, 30, 40):
         write(checkpoints, step)

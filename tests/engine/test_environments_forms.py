@@ -59,6 +59,7 @@ def test_a_reward_is_a_number_or_a_bool() -> None:
 
 
 def test_a_reward_of_named_parts_is_summed_with_weights_and_a_weight_of_0_is_only_shown() -> None:
+    """EN-C26."""
     environment = made(
         {
             "rows": ROWS,
@@ -121,6 +122,7 @@ def test_what_is_no_reward_is_named(value: object, said: str) -> None:
 
 
 def test_functions_are_given_what_they_name() -> None:
+    """EN-C26."""
     seen: dict[str, Any] = {}
 
     def reward(completion: str, level: int, info: dict[str, Any], task: dict[str, Any], **rest: Any) -> float:
@@ -143,6 +145,8 @@ def test_a_reward_that_asks_for_what_there_is_not_is_found_before_training() -> 
 
 
 def test_a_group_is_rewarded_by_comparison() -> None:
+    """EN-C26."""
+
     def group_reward(completions: list[str], answer: str) -> list[float]:
         return [float(len(text) == min(map(len, completions))) for text in completions]
 
@@ -462,7 +466,7 @@ def test_flashs_single_turn_is_taken_as_it_is() -> None:
 
 
 def test_flashs_turns_and_files_are_taken_as_they_are(tmp_path: Path) -> None:
-    """MT-C39: rows in datasets/train.jsonl, the contract as system message."""
+    """MT-C39, EN-C25: rows in datasets/train.jsonl, the contract as system message."""
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets/train.jsonl").write_text('{"input": "guess", "output": "b"}\n')
     (tmp_path / "TRAINING_CONTRACT.md").write_text("Guess well.")
@@ -507,6 +511,7 @@ def test_a_verifiers_rubric_is_scored() -> None:
 
 
 def test_a_group_of_rubrics_is_all_of_them() -> None:
+    """EN-C20."""
     group = SimpleNamespace(rubrics=[Rubric([right], [1.0]), Rubric([length], [2.0])])
     environment = made(SimpleNamespace(dataset=ROWS, rubric=group))
 
@@ -535,6 +540,7 @@ class VerifiersTurns:
 
 
 def test_verifiers_turns_follow_each_other() -> None:
+    """EN-C20."""
     environment = made(VerifiersTurns())
     session = attempt(environment, "a", "b", "c", "stop", "d")
 
@@ -565,6 +571,7 @@ class VerifiersTools:
 
 
 def test_a_verifiers_tool_environment_calls_its_tools() -> None:
+    """EN-C20."""
     environment = made(VerifiersTools())
     session = attempt(environment, call("add", a=2, b=3), "5")
 

@@ -137,6 +137,7 @@ def check(case: Case, found: list[tuple[int, Completion]], expected: int) -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_greedy_tokens_of_the_tiny_model_are_those_of_generate(tiny: Case, mode: str) -> None:
+    """EN-D12."""
     expected = {"in groups": 15, "arriving one by one": 7, "more requests than rows": 10}
     check(tiny, MODES[mode](tiny), expected.get(mode, 5))
 
@@ -162,6 +163,7 @@ def smollm(smollm2_cache: Path) -> Case:
 
 @pytest.mark.parametrize("mode", ["in a batch", "in groups"])
 def test_greedy_tokens_of_smollm2_are_those_of_generate(smollm: Case, mode: str) -> None:
+    """EN-D12."""
     check(smollm, MODES[mode](smollm), {"in a batch": 3, "in groups": 9}[mode])
 
 

@@ -74,6 +74,7 @@ def test_reward_rises(tmp_path: Path) -> None:
 def test_every_loss_and_setting_trains_and_its_mismatch_is_recorded_en_d03(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
+    """EN-D03."""
     jobs.here(jobs.grpo(tmp_path, steps=2, prompts_per_step=8, grpo={"temperature": 0.8, **settings}))
 
     learned = [row for row in output(tmp_path)["history"] if "loss" in row]

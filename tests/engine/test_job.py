@@ -69,6 +69,7 @@ def test_stock_peft_loads_the_adapter(trained: Path) -> None:
 
 
 def test_metrics_tell_the_course_and_the_evaluations_before_and_after_mt_d37(trained: Path) -> None:
+    """MT-D37."""
     said = output(trained, "metrics.json")
 
     assert [row["step"] for row in said["history"]] == list(range(1, 41))
@@ -85,6 +86,7 @@ def test_a_card_says_what_it_is_and_how_well_it_did(trained: Path) -> None:
 
 
 def test_settings_are_recorded_as_asked_and_as_in_effect_mt_d13(trained: Path) -> None:
+    """MT-D13."""
     said = output(trained, "train.json")
 
     assert said["asked"]["steps"] == 40
@@ -121,6 +123,7 @@ def test_samples_show_held_out_prompts_before_and_after(trained: Path) -> None:
 
 
 def test_grpo_lists_sampled_rollouts_with_rewards_for_each_step_mt_d45(tmp_path: Path) -> None:
+    """MT-D45."""
     jobs.here(jobs.grpo(tmp_path, steps=2))
 
     rows = [row for row in lines(tmp_path / "output" / "samples.jsonl") if "phase" not in row]

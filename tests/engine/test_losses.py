@@ -404,6 +404,7 @@ def test_tinkers_names_give_tinkers_sums(name: str) -> None:
 
 
 def test_tinkers_thresholds_are_taken_and_others_refused() -> None:
+    """EN-C10."""
     loss = losses.tinker("ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1})
     assert loss == losses.tinker("ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1})
     assert loss != losses.tinker("ppo")

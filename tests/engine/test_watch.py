@@ -46,6 +46,7 @@ def test_a_good_step_forgives_the_bad_ones() -> None:
 
 
 def test_gradients_that_are_all_zero_stop_the_run_en_d08() -> None:
+    """EN-D08."""
     finding = GuardMonitor(Guards()).gradients(1, loss=2.0, grad_norm=0.0, expected=True)
 
     assert finding is not None
@@ -99,6 +100,7 @@ def test_entropy_and_length_collapse_are_told_after_some_steps() -> None:
 
 
 def test_a_sampler_that_disagrees_with_the_trainer_stops_the_run_en_d03() -> None:
+    """EN-D03."""
     watch = GuardMonitor(Guards(), mismatch_limit=0.5)
     assert watch.rollouts(1, sampled(spread=1.0, mismatch=0.4)) == []
 

@@ -20,6 +20,7 @@ from corral.wire.errors import ErrorBody
 
 
 def test_every_public_name_is_there_and_shown() -> None:
+    """NEW-37."""
     assert dir(corral) == sorted(vars(corral)["__all__"])
     assert [name for name in vars(corral)["__all__"] if not hasattr(corral, name)] == []
     assert {"Corral", "App", "Volume", "CorralError", "ServerUnreachable", "CallTimeout"} <= set(dir(corral))

@@ -143,7 +143,7 @@ def test_equations_without_a_solution_are_said_so() -> None:
 
 
 def test_the_shipped_constants_keep_their_bounds_on_the_measured_runs_en_d15() -> None:
-    """DEF-09: peaks as `corral forecast report` compares them, of whole runs through the product."""
+    """DEF-09, EN-D15: peaks as `corral forecast report` compares them, of whole runs through the product."""
     kept = json.loads(PRODUCT.read_text("utf-8"))
     every = [{**run, "set": "fit"} for run in kept["runs"]]
     runs = fit.read(json.dumps(bench_forecast.fitted_rows({"runs": every})))

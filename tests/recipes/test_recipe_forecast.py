@@ -186,6 +186,7 @@ def test_a_faster_card_and_less_work_take_less_time() -> None:
 
 
 def test_an_adapter_needs_two_thirds_of_full_trainings_work_en_c29() -> None:
+    """EN-C29."""
     facts = shape("qwen3-4b")
     lora, full = parse("m", SFT), parse("m", {**SFT, "method": "full"})
     share = speed.flops_per_token(lora, facts, length=500) / speed.flops_per_token(full, facts, length=500)
@@ -264,6 +265,7 @@ def test_the_time_of_evaluations_and_setup_is_in_the_total() -> None:
 
 
 def test_every_constant_has_a_unit_and_an_origin_en_d16() -> None:
+    """EN-D16."""
     rows = json.loads(calibration.source())["constants"]
     assert all(row["unit"] and row["from"] and isinstance(row["fitted"], bool) for row in rows)
     assert {row["name"] for row in rows if row["fitted"]} == {*fit.MEMORY, *fit.SPEED, *fit.SETUP}
@@ -279,7 +281,7 @@ def test_constants_that_are_no_good_are_refused(change: dict[str, Any]) -> None:
 
 
 def test_forecasting_imports_nothing_but_the_standard_library_en_d17() -> None:
-    """`estimate` works without torch, without a GPU, and does not depend on torch's own trackers."""
+    """EN-D17: `estimate` works without torch, without a GPU, and does not depend on torch's own trackers."""
     script = (
         "import sys\n"
         "import corral.recipes.offers, corral.recipes.forecast_report\n"

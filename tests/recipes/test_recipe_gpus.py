@@ -38,7 +38,7 @@ def test_no_two_cards_share_a_name() -> None:
 
 
 def test_every_price_shows_its_source_and_its_own_age_mt_d41() -> None:
-    """FL-D11. DEF-06: the age is that of the price, not of our reading; an unknown one is said to be."""
+    """DEF-06, FL-D11, MT-D41: the age is that of the price, not of our reading; an unknown one is told."""
     for card in catalogue().values():
         for price in card.prices:
             text = price.describe(date(2026, 11, 25))

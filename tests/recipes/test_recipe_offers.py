@@ -39,6 +39,7 @@ def rent(name: str, per_hour: float, **more: Any) -> Machine:
 
 
 def test_a_fast_dear_card_beats_a_slow_cheap_one_where_the_whole_run_is_cheaper_mt_d16() -> None:
+    """MT-D16."""
     slow, fast = rent("a40", 0.44), rent("h100", 1.70)
     long = ranked("qwen3-4b", [slow, fast])
     assert [offer.machine.name for offer in long] == ["h100", "a40"]
@@ -121,7 +122,7 @@ MARKET = [
 
 
 def test_every_card_is_first_choice_for_some_run_or_marked_mt_d19() -> None:
-    """First choice with some limit of time, that is: no other possible card is both cheaper and faster."""
+    """MT-D19: with some limit of time, that is: no other possible card is both cheaper and faster."""
     first: set[str] = set()
     long = DataFacts(rows=100_000, tokens=200_000_000, longest=16_384)
     prompts = DataFacts(rows=1000, tokens=100_000, longest=200, turns=1)

@@ -99,6 +99,7 @@ BROKEN = [
 def test_a_rule_is_kept(
     rule: str, base: dict[str, Any], change: dict[str, Any], path: str, words: str
 ) -> None:
+    """MT-D33."""
     parse(QWEN, base)
     with pytest.raises(TrainError) as caught:
         parse(QWEN, {**base, **change})
@@ -127,6 +128,7 @@ BOUNDS = [
 def test_a_number_out_of_its_bounds_is_refused_mt_d30(
     base: dict[str, Any], change: dict[str, Any], path: str
 ) -> None:
+    """MT-D30."""
     with pytest.raises(TrainError) as caught:
         parse(QWEN, {**base, **change})
     assert [problem.path for problem in caught.value.problems] == [path]

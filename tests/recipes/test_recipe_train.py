@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import random
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+import corral
 from corral.recipes import models
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import (
@@ -183,6 +187,23 @@ def test_every_accepted_setting_changes_the_plan_mt_d32(name: str) -> None:
     assert to_table(before) != to_table(after)
 
 
+def test_every_accepted_setting_is_read_by_what_trains() -> None:
+    """MT-D32: by the engine itself, outside of the table's own reading and checking."""
+    files = (Path(corral.__file__).parent / "engine").rglob("*.py")
+    sources = [path.read_text(encoding="utf-8") for path in files]
+    # The engine asks here what "auto" means.
+    assert any("effective_learning_rate(" in source for source in sources)
+    sources.append(inspect.getsource(effective_learning_rate))
+    read = {
+        node.attr
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+    assert {name for name, _, _ in settings() if name.rpartition(".")[2] not in read} == set()
+
+
 def test_no_field_is_outside_the_schema() -> None:
     for cls in (Train, Lora, Grpo, Guards):
         assert {f.name for f in fields(cls)} - {name for name, _, _ in fields_of(cls)} <= {"model"}
@@ -193,6 +214,7 @@ def test_no_field_is_outside_the_schema() -> None:
 
 
 def test_unknown_keys_at_every_level_are_refused_with_the_nearest_name_mt_d27_mt_d28_mt_d29() -> None:
+    """MT-D27, MT-D28, MT-D29."""
     found = problems(
         {
             **GRPO,
@@ -225,6 +247,7 @@ def test_names_of_other_tools_are_understood_but_not_taken(theirs: str, ours: st
 
 
 def test_wrong_types_are_reported_and_never_raise_mt_d31() -> None:
+    """MT-D31."""
     assert "expected a string, got a list" in problems(SFT, model=["a", "list"])["model"]
     assert 'expected "sft" or "grpo", got 3' in problems({"recipe": 3})["train.recipe"]
     assert "expected a table" in problems(5)["train"]
@@ -285,6 +308,7 @@ def _random_value(rng: random.Random, depth: int = 0) -> Any:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_is_given_only_a_train_error_comes_out_mt_d31(seed: int) -> None:
+    """MT-D31."""
     rng = random.Random(seed)
     names = [name for name, _, _ in settings()]
     for _ in range(250):
@@ -325,6 +349,7 @@ def test_a_table_that_holds_itself_is_refused() -> None:
 
 
 def test_an_adapters_rate_is_ten_times_that_of_full_training_en_c29() -> None:
+    """EN-C29."""
     facts = models.facts("qwen3-0.6b")
     usual = {"rank": 16, "alpha": 32, "rslora": False}
     lora = parse("qwen3-0.6b", {**SFT, "lora": usual})

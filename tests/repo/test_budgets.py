@@ -12,6 +12,7 @@ FUNCTION_LINES = 80
 
 
 def test_no_module_is_too_long() -> None:
+    """MT-D53, RF-D67."""
     assert [f"{m}: {m.lines}" for m in modules() if m.lines > MODULE_LINES] == []
 
 
@@ -20,6 +21,7 @@ def test_an_init_holds_a_docstring_and_exports() -> None:
 
 
 def test_no_function_is_too_long() -> None:
+    """MT-C55, RF-D67."""
     found = [
         f"{module}.{node.name}: {length}"
         for module in modules()

@@ -52,6 +52,7 @@ def test_the_domain_needs_only_the_standard_library() -> None:
     "name", ["corral.client.corral", "corral.wire.spec.run_file", "corral.cli.main", "corral.cli.runs.submit"]
 )
 def test_a_light_part_loads_nothing_heavy(name: str) -> None:
+    """MT-C06."""
     script = f"import sys, {name}; print([m for m in {HEAVY!r} if m in sys.modules])"
 
     done = subprocess.run(
@@ -112,6 +113,7 @@ def _reads_environment(node: ast.AST) -> bool:
 
 
 def test_every_package_is_under_a_contract() -> None:
+    """MT-D54."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     text = str(contracts)
 

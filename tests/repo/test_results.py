@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from repo.sources import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from bench.commits import measured_at, stale
+from bench.commits import MEASURED, measured_at, stale
 from bench.engine import table
 
 RESULTS = ROOT / "bench" / "results"
@@ -38,9 +39,39 @@ def _names_its_commit(path: Path) -> bool:
 
 
 def test_every_file_of_results_names_its_commit() -> None:
+    """DEF-11."""
     files = [path for path in RESULTS.rglob("*") if path.is_file()]
 
     assert {path.name for path in files if not _names_its_commit(path)} == MEASURED_BEFORE
+
+
+def test_a_table_whose_code_has_changed_since_is_listed(tmp_path: Path) -> None:
+    """DEF-11: by the history of what it measures; a path of that code that is gone would hide its changes."""
+    assert [path for paths in MEASURED.values() for path in paths if not (ROOT / path).exists()] == []
+    oldest, newest = _commits()
+    # The others: with files that are not committed, at a commit that is not here, at an unknown one.
+    kept = {"beats": oldest, "help": f"{newest}+", "cycles": "0123456789", "start": None}
+    for name, commit in kept.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"commit": commit}))
+
+    found = {name: why for name, _, why in stale(tmp_path).rows}
+
+    for name in ("beats", "help"):
+        assert "of what it measures have changed" in found[name]
+    assert not found["beats"].startswith("0 ")
+    assert found["cycles"] == "its commit is not in this history"
+    assert found["start"] == "its commit is not known"
+    assert found["upload"] == "never measured"
+
+
+def _commits() -> tuple[str, str]:
+    """The first and the last of this history."""
+    log = ["git", "rev-list", "--abbrev-commit", "--first-parent", "HEAD"]
+    done = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = done.stdout.split()
+    if len(found) < 2:
+        pytest.skip("there is no history here")
+    return found[-1], found[0]
 
 
 @pytest.fixture
@@ -69,6 +100,7 @@ def test_all_that_the_engine_writes_names_its_commits(merged: Path) -> None:
 
 
 def test_a_part_whose_commit_nobody_knows_is_told(merged: Path) -> None:
+    """DEF-11."""
     kept = json.loads((merged / "engine.json").read_text())
     del kept["commit"]["sft"]
     (merged / "engine.json").write_text(json.dumps(kept))

@@ -1,7 +1,4 @@
-"""Decorated functions keep their signatures: mypy says so, line by line.
-
-RF-D60: a call that is not awaited is refused too.
-"""
+"""Decorated functions keep their signatures: mypy says so, line by line."""
 
 from __future__ import annotations
 
@@ -37,6 +34,7 @@ def test_right_uses_pass(complaints: dict[str, str]) -> None:
 
 
 def test_each_wrong_use_is_refused_and_nothing_else(complaints: dict[str, str]) -> None:
+    """RF-D60: also a call that is not awaited, and an id of another kind."""
     lines = (HERE / "wrong.py").read_text().splitlines()
     expected = {
         (number, found[1]) for number, line in enumerate(lines, start=1) if (found := _EXPECTED.search(line))

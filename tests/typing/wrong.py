@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import corral
+from corral.domain.ids import CallId, EndpointId, RunId
 
 app = corral.App("mistyped")
 
@@ -77,6 +78,17 @@ async def awaited() -> None:
     text: str = await embed.aio.remote([1.0])  # error: assignment
     embed.aio.stream([1.0])  # error: attr-defined
     print(text)
+
+
+def of_a_run(run: RunId) -> RunId:
+    return run
+
+
+def ids() -> None:
+    of_a_run(RunId("r-bcdfghjkmnpq"))
+    of_a_run(CallId("c-bcdfghjkmnpq"))  # error: arg-type
+    of_a_run(EndpointId("e-bcdfghjkmnpq"))  # error: arg-type
+    of_a_run("r-bcdfghjkmnpq")  # error: arg-type
 
 
 def classes() -> None:

@@ -64,7 +64,7 @@ def test_what_is_public_is_not(address: str) -> None:
 
 @pytest.mark.parametrize("inner", PRIVATE)
 def test_ipv4_inside_ipv6_is_judged_by_what_it_is(inner: str) -> None:
-    """Mapped, translated and tunnelled."""
+    """FL-D48: mapped, translated and tunnelled."""
     parts = bytes(int(part) for part in inner.split("."))
     forms = [
         IPv6Address(b"\0" * 10 + b"\xff\xff" + parts),

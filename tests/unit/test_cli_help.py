@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from support import forked
 from typer.testing import CliRunner
 
+from corral import __version__
 from corral.cli.display.curves import sparkline
 from corral.cli.display.render import size
 from corral.cli.main import _COMMANDS, app
@@ -63,6 +65,74 @@ def test_the_line_in_the_list_is_what_the_command_says_of_itself(command: object
 
     assert shown.exit_code == 0
     assert line.rstrip(".") in " ".join(shown.output.split())
+
+
+# What others have as commands, and the words that do it here.
+COMMANDS = [
+    ("", "--version", "--debug"),
+    ("up", "--port", "--detach"),
+    ("models",),
+    ("gpus",),
+    ("status",),
+    ("ls", "--json"),
+    ("show",),
+    ("cancel", "--group"),
+    ("requeue", "--set"),
+    ("manifest apply",),
+    ("hosts ls",),
+    ("submit", "--set", "--dry-run", "--follow"),
+    ("estimate",),
+    ("logs", "--follow"),
+    ("artifacts ls", "--run"),
+    ("sample", "--message", "--max-tokens"),
+    ("eval", "--data"),
+    ("secrets set",),
+    ("tokens create", "--project"),
+    ("fn run",),
+    ("fn serve",),
+    ("fn deploy",),
+    ("fn logs",),
+    ("fn rollback",),
+    ("fn stop", "--rm"),
+    ("calls logs",),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [(c[0], c[1:]) for c in COMMANDS], ids=lambda part: str(part)
+)
+def test_what_others_have_as_commands_is_here(command: str, options: tuple[str, ...]) -> None:
+    """FL-C09, MT-C14, MT-C15, RF-C25, RF-C34, RF-C39."""
+    shown = CliRunner().invoke(app, [*command.split(), "--help"])
+
+    assert shown.exit_code == 0, shown.output
+    assert [option for option in options if option not in shown.output] == []
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    """MT-C14."""
+    assert corral("--version", home=tmp_path).stdout.split()[-1] == __version__
+
+
+@pytest.mark.parametrize(
+    ("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colours_of_a_terminal_can_be_turned_off(env: dict[str, str], coloured: bool) -> None:
+    """MT-C18."""
+    script = "from corral.cli.display.render import console; console().print('word', style='green')"
+    left = {key: value for key, value in CLEAN.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-c", script], stdout=theirs, env={**left, "TERM": "xterm", **env}, check=True
+        )
+        os.close(theirs)
+        said = os.read(ours, 1000)
+    finally:
+        os.close(ours)
+
+    assert b"word" in said
+    assert (b"\x1b[32m" in said) is coloured
 
 
 def test_a_mistyped_command_gets_the_nearest_one_and_exit_code_2(tmp_path: Path) -> None:

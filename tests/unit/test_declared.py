@@ -97,6 +97,7 @@ needs = st.builds(
 def test_what_counts_is_never_more_than_was_reported_or_declared(
     need: Requirements, reported: Capability, declared: HostPolicy
 ) -> None:
+    """FL-C05."""
     counts = effective(reported, declared)
     for field in ("cores", "ram_bytes", "disk_bytes"):
         known = [v for v in (getattr(reported, field), getattr(declared, field)) if v is not None]

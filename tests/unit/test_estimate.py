@@ -86,6 +86,7 @@ SMALL = ("NVIDIA GeForce RTX 3060", 6 * GIB)
 
 
 def test_a_run_that_asks_for_a_gpu_gets_the_memory_that_the_forecast_names() -> None:
+    """EN-D16."""
     about = subject()
 
     made = settled(Resources(gpus=1), about, [], engine=True)
@@ -128,6 +129,7 @@ def test_more_is_asked_for_where_more_is_needed(larger: dict[str, Any]) -> None:
 
 
 def test_what_is_asked_for_is_enough_for_the_forecast_to_fit() -> None:
+    """EN-D16."""
     about = subject()
     card = replace(next(iter(catalogue().values())), memory_bytes=least_vram(about) + (1 << 20))
 

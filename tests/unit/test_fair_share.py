@@ -20,12 +20,14 @@ def queue() -> Iterator[QueuedRuns]:
 
 
 def test_the_higher_priority_goes_first_however_young(queue: QueuedRuns) -> None:
+    """FL-C17, FL-D03."""
     old = queue.add(priority=0, ready_at=1.0)
     young = queue.add(priority=5, ready_at=99.0)
     assert queue.take_all() == [young, old]
 
 
 def test_among_equals_of_one_project_the_oldest_goes_first_whatever_its_history(queue: QueuedRuns) -> None:
+    """FL-D03."""
     second = queue.add(ready_at=2.0)
     first = queue.add(ready_at=1.0, used_infrastructure=3)
     third = queue.add(ready_at=3.0)

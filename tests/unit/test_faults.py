@@ -42,6 +42,7 @@ def fail(
 
 
 def test_three_different_works_that_fail_at_once_set_the_host_aside(ground: PlacementScene) -> None:
+    """FL-C15, FL-D33."""
     fail(ground, "one")
     fail(ground, "two", reason=Reason.ENVIRONMENT)
     assert ground.row("bad").set_aside_until is None
@@ -146,6 +147,7 @@ def test_three_silences_set_even_the_last_host_aside_and_a_return_clears_them(gr
 
 
 def test_a_run_that_loses_three_hosts_is_stopped_and_says_so(ground: PlacementScene) -> None:
+    """FL-D33."""
     ground.host("third")
     run_id = ground.submit(lost=9)
     for name in ("bad", "good", "third"):
@@ -180,6 +182,7 @@ def test_a_host_that_returns_was_not_lost(ground: PlacementScene) -> None:
 
 
 def test_losses_preemptions_and_errors_are_counted_apart(ground: PlacementScene) -> None:
+    """FL-D33."""
     run_id = ground.submit()
     ground.lose(ground.grant("bad"))
     ground.end(ground.grant("good"), "stopped", Reason.RELEASED, ran_s=5.0)

@@ -66,6 +66,7 @@ def script(path: Path, body: str) -> Path:
 
 
 def test_a_lock_pins_what_the_requirements_need_with_hashes(wheels: Path, offline: dict[str, str]) -> None:
+    """MT-D21."""
     lines: list[str] = []
 
     lock = resolve(["oats"], python="3.11", env=offline, progress=lines.append, find_links=[wheels])

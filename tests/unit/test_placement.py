@@ -16,6 +16,7 @@ from corral.domain.hosts.capability import GIB, Requirements
 from corral.domain.hosts.policy import HostPolicy
 from corral.domain.quotas import Quota
 from corral.domain.runs.reasons import Reason
+from corral.recipes import offers
 
 CUDA = Requirements(prefer="cuda", prefer_for_s=120.0)
 HALF = Requirements(gpus=1, min_vram_bytes=40 * GIB, share_gpu=True)
@@ -37,6 +38,16 @@ def test_a_host_takes_only_what_is_declared_of_it(ground: PlacementScene) -> Non
     assert ground.why(large)["big"].reasons == ("needs 32 GiB RAM; the host has 16 GiB",)
     ground.declare("big", None)
     assert ground.claim("big") == [large]
+
+
+def test_of_hosts_that_fit_the_first_that_is_free_takes_the_run(ground: PlacementScene) -> None:
+    """DEF-07: as recipes/offers.py says; the ranking of an estimate does not place anything."""
+    ground.host("slow", machine(gpus=1, vram=24))
+    ground.host("fast", machine(gpus=1, vram=141))
+    run = ground.submit(Requirements(gpus=1, min_vram_bytes=16 * GIB))
+
+    assert ground.claim("slow") == [run]
+    assert "the first that\nis free takes it" in (offers.__doc__ or "")
 
 
 def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: PlacementScene) -> None:
@@ -64,7 +75,7 @@ def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: PlacementScene)
     ids=["memory", "cores", "disk"],
 )
 def test_what_a_run_asks_for_is_set_aside(ground: PlacementScene, need: Requirements, waits: str) -> None:
-    """DEF-01: in one claim and over several, until the run ends."""
+    """DEF-01, FL-D25: in one claim and over several, until the run ends."""
     ground.host("box", replace(machine(), disk_bytes=100 * GIB), slots=8)
     first, second = ground.submit(need), ground.submit(need)
     (granted,) = ground.poll("box", most=8).grants

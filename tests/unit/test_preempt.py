@@ -27,6 +27,7 @@ def wait(yard: QueueOfHosts) -> None:
 def test_a_preemptible_run_yields_to_one_of_higher_priority_and_goes_on_later_free_of_charge(
     yard: QueueOfHosts,
 ) -> None:
+    """FL-C14, FL-C15, FL-C17, FL-D05."""
     yard.host("box", slots=1)
     low = yard.submit(preemptible=True, lost=0)
     (victim,) = yard.claim("box")
@@ -83,6 +84,7 @@ def test_nobody_yields_while_another_host_has_room(yard: QueueOfHosts) -> None:
 
 
 def test_the_fewest_then_the_lowest_then_the_youngest_yield(yard: QueueOfHosts) -> None:
+    """FL-C17."""
     yard.host("box", gpus=4, slots=4)
     for priority, gpus in ((1, 1), (0, 1), (0, 1), (2, 1)):
         yard.submit(preemptible=True, priority=priority, gpus=gpus)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from corral import __version__
-from corral.domain.hosts.capability import Requirements, judge
+from corral.domain.hosts.capability import ENGINE_PACKAGES, Requirements, judge
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey
 from corral.worker.host.nvml import survey
@@ -265,7 +266,7 @@ def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
 
 
 def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
-    """FL-C06, FL-D25 to FL-D27: totals, and nothing is zero."""
+    """FL-C06, FL-D25, FL-D26, FL-D27: totals, and nothing is zero."""
     have = HostProbe(tmp_path / "not" / "made" / "yet", ["lab", "fast"]).capability()
     now = HostProbe(tmp_path, []).snapshot().free
 
@@ -279,6 +280,9 @@ def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
     assert 0 < now.ram_bytes <= have.ram_bytes
     assert 0 < now.disk_bytes < have.disk_bytes
     assert have.labels == ("lab", "fast")
+    assert have.hostname == platform.node()
+    assert have.python == platform.python_version()
+    assert set(have.engine or ()) == set(ENGINE_PACKAGES)
 
 
 def test_the_worker_itself_never_loads_the_driver() -> None:

@@ -29,6 +29,7 @@ def gpu_hours(yard: QueueOfHosts, project: str = "alpha") -> float:
 
 
 def test_a_project_at_its_number_of_runs_is_passed_over_and_the_next_one_goes(yard: QueueOfHosts) -> None:
+    """FL-C14, FL-C15."""
     yard.host("box", slots=4)
     yard.quota("alpha", max_running=1)
     first = yard.submit(project="alpha", priority=9)
@@ -183,6 +184,7 @@ def test_seconds_over_the_end_of_a_month_are_counted_in_both() -> None:
 
 
 def test_the_project_with_the_greater_weight_gets_the_greater_share(yard: QueueOfHosts) -> None:
+    """FL-C15, FL-D05."""
     yard.host("box", slots=40)
     yard.quota("heavy", weight=3.0)
     for _ in range(40):

@@ -118,6 +118,7 @@ def test_at_most_one_host_is_kept_for_a_run_and_others_go_on(yard: QueueOfHosts)
 def test_backfill_takes_what_ends_by_its_wall_limit_before_the_large_run_can_begin(
     yard: QueueOfHosts,
 ) -> None:
+    """FL-C14, FL-D05."""
     small_ones(yard, 4, wall_s=1000.0)
     yard.submit(gpus=4)
     yard.claim("box")

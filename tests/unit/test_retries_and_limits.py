@@ -53,6 +53,7 @@ def test_a_run_that_failed_by_itself_waits_its_backoff_and_then_has_its_old_plac
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
 def test_a_run_is_tried_again_as_often_as_it_may_be_and_no_more(yard: QueueOfHosts, budget: int) -> None:
+    """FL-D08."""
     yard.host("box", slots=1)
     run = yard.submit(lost=budget)
     for _ in range(budget):
@@ -65,7 +66,7 @@ def test_a_run_is_tried_again_as_often_as_it_may_be_and_no_more(yard: QueueOfHos
 
 
 def test_the_wall_limit_counts_all_attempts_together(yard: QueueOfHosts) -> None:
-    """A worker that does not keep it is told by the server at the time that the limit names."""
+    """FL-D08: a worker that does not keep it is told by the server at the time that the limit names."""
     yard.host("box", slots=1)
     run = yard.submit(wall_s=600.0)
     (grant,) = yard.claim("box")
@@ -81,3 +82,16 @@ def test_the_wall_limit_counts_all_attempts_together(yard: QueueOfHosts) -> None
     yard.end(grant, "stopped", Reason.WALL_LIMIT)
     ended = yard.run(run)
     assert (ended.state, ended.reason) == (RunState.FAILED, Reason.WALL_LIMIT)
+
+
+def test_a_run_may_take_days_and_its_limit_is_the_users(yard: QueueOfHosts) -> None:
+    """MT-D47."""
+    day = 86_400.0
+    yard.host("box", slots=2)
+    free, bounded = yard.submit(), yard.submit(wall_s=3 * day)
+    grants = yard.claim("box", max_leases=2)
+    for _ in range(2):
+        yard.clock.advance(day)
+        yard.sweep(beating=grants)
+
+    assert {yard.run(run).state for run in (free, bounded)} == {RunState.RUNNING}

@@ -176,6 +176,7 @@ def test_a_plain_run_expands_to_itself() -> None:
 
 
 def test_a_sweep_keeps_the_files_order_and_turns_seeds_fastest() -> None:
+    """MT-C31."""
     made = run_file("seeds = [7, 3]\n[params]\nlr = 1\n[sweep]\nwidth = [8, 4]\nact = ['b', 'a']")
 
     assert is_group(made)
@@ -276,7 +277,7 @@ def test_other_values_can_be_set_beside_a_sweep() -> None:
     ],
 )
 def test_a_variable_that_looks_like_a_secret_is_refused_with_the_command_that_stores_one(name: str) -> None:
-    """DEF-05: in clear, whoever sees the run would read it. What is said to be public passes."""
+    """DEF-05, FL-D48, MT-C23: in clear, who sees the run would read it. What is said to be public passes."""
     table = {"argv": ["true"], "env": {name: "sk-123456789"}}
 
     with pytest.raises(InvalidInput) as caught:

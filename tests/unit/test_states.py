@@ -81,6 +81,7 @@ def read_rows(text: str) -> dict[tuple[str, str], str]:
 @pytest.mark.parametrize("state", RunState)
 @pytest.mark.parametrize("event", RunEvent)
 def test_a_run_goes_where_the_design_says_and_nowhere_else(state: RunState, event: RunEvent) -> None:
+    """MT-D24, FL-C02: every pair of a state and an event is tried."""
     to = read_rows(RUN_ROWS).get((state, event))
     if to is not None:
         assert step_run(state, event) == to
@@ -101,6 +102,7 @@ def test_a_rank_goes_where_the_design_says_and_nowhere_else(state: RankState, ev
 
 
 def test_only_three_states_are_final_and_no_event_leaves_them() -> None:
+    """MT-C29."""
     assert {"succeeded", "failed", "cancelled"} == FINAL
     assert not [pair for pair in RUN_TRANSITIONS if pair[0] in FINAL]
 
@@ -151,7 +153,7 @@ def test_a_runs_state_is_a_fold_over_its_ranks(ranks: str, minimum: int, elastic
 
 
 def test_every_reason_is_paid_from_the_budget_that_the_design_names() -> None:
-    """FL-C20: DESIGN.md section 9; FL-D33: lost hosts, memory and code errors are counted apart."""
+    """FL-C20, FL-D33, MT-C32, MT-C51: lost hosts, memory and code errors are counted apart."""
     infrastructure = {"host_lost", "preempted", "placement_lost", "no_capacity", "stalled"}
     never = {"wall_limit", "money_limit", "cancelled", "finished", "parent_failed", "poison"}
     assert {r for r in Reason if BUDGET_OF[r] is Budget.INFRASTRUCTURE} == infrastructure

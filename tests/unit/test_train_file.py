@@ -84,7 +84,7 @@ def test_a_mistyped_key_at_any_level_gets_the_nearest_name(text: str, place: str
     ],
 )
 def test_what_can_never_work_is_refused_here(text: str, place: str, words: str) -> None:
-    """MT-D30, MT-D33: found locally, before any machine is taken."""
+    """MT-D30, MT-D33, MT-C49: found locally, before any machine is taken."""
     assert words in refused(text)[place]
 
 

@@ -436,7 +436,7 @@ def git(folder: Path, *words: str) -> str:
 def test_an_environment_by_git_reference_is_pinned_and_shipped(
     reference: str, commit: str, level: int, repository: Path, folder: Path
 ) -> None:
-    """promises.md, parts that nobody has built: environments by git reference pinned to a commit."""
+    """MT-C41, MT-D21: what moves in the repository later does not change the run."""
     environ = {**OFFLINE, "XDG_CACHE_HOME": str(folder / "cache"), "PATH": os.environ["PATH"]}
     source = f"git+file://{repository}{reference}#sums"
     made = build(

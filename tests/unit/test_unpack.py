@@ -91,7 +91,7 @@ def test_an_occupied_target_is_refused_and_untouched(tmp_path: Path, store: Stor
     "path", ["../evil", "/tmp/evil", "a/../../evil", "", ".", "a//b", "a\x00b", "a\\..\\evil", "a\nb"]
 )
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, store: Store, path: str) -> None:
-    """FL-D47."""
+    """FL-D47, RF-D47."""
     with pytest.raises(BadPath):
         materialise([store.entry("ok", b""), store.entry(path, b"1")], store.fetch, tmp_path / "out")
     assert os.listdir(tmp_path) == []
@@ -131,6 +131,7 @@ def test_an_endless_sender_is_cut_off(tmp_path: Path, store: Store) -> None:
 
 
 def test_a_failing_fetch_leaves_nothing_behind(tmp_path: Path, store: Store) -> None:
+    """RF-D47."""
     entry = FileEntry("x", 1, 0o644, "unknown")
     with pytest.raises(KeyError):
         materialise([store.entry("ok", b"1"), entry], store.fetch, tmp_path / "out")
