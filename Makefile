@@ -11,6 +11,9 @@ TORCH ?= torch==2.13.0
 JOBS ?= 3
 TESTS = $(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --no-loadscope-reorder
 
+# Hundreds of interpreters start in a run of the tests: each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # pip, uv and zig put their caches there; a value of your own is kept.
 export XDG_CACHE_HOME ?= $(CURDIR)/.cache
 

@@ -17,6 +17,7 @@ from corral.server.json_bodies import MOST_KEYS, MOST_VALUES
 
 MANY = 50_000
 JSON = {"Content-Type": "application/json"}
+TOO_LARGE = (413, "too_large")
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +68,27 @@ def test_a_hosts_reports_are_left_at_their_first_fault(live: LiveServer, worker:
 
 @pytest.mark.parametrize("path", ["/v1/runs", "/v1/tokens"])
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "told", "code"),
     [
-        (b"{%s}" % b",".join(b'"k%d":1' % n for n in range(MOST_KEYS + 1)), "more than 20000 keys"),
-        (b'{"runs":[%s1]}' % (b"1," * (MOST_VALUES + 1)), "more than 2000000 values"),
-        (b'{"a":' * 20_000 + b"1" + b"}" * 20_000, "nested deeper"),
+        (
+            b"{%s}" % b",".join(b'"k%d":1' % n for n in range(MOST_KEYS + 1)),
+            "more than 20000 keys",
+            TOO_LARGE,
+        ),
+        (b'{"runs":[%s1]}' % (b"1," * (MOST_VALUES + 1)), "more than 2000000 values", TOO_LARGE),
+        (b'{"a":' * 20_000 + b"1" + b"}" * 20_000, "nested deeper", (422, "invalid_input")),
     ],
     ids=["keys", "values", "depth"],
 )
-def test_a_body_of_too_many_parts_is_refused(path: str, body: bytes, told: str, live: LiveServer) -> None:
+def test_a_body_of_too_many_parts_is_refused(
+    path: str, body: bytes, told: str, code: tuple[int, str], live: LiveServer
+) -> None:
     """SEC-04: unknown keys are faults too, each of them."""
-    error = error_of(live.call("POST", path, content=body, headers=JSON), 413, "too_large")
+    error = error_of(live.call("POST", path, content=body, headers=JSON), *code)
     assert told in error.message
 
     pieces = (body[at : at + 65536] for at in range(0, len(body), 65536))
-    error_of(live.call("POST", path, content=pieces, headers=JSON), 413, "too_large")
+    error_of(live.call("POST", path, content=pieces, headers=JSON), *code)
 
 
 def test_what_stands_in_a_text_does_not_count(live: LiveServer) -> None:
