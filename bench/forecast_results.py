@@ -26,8 +26,8 @@ def fitted_rows(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
 def row(run: Run) -> dict[str, Any]:
     """A run as `bench.engine.fit_calibration` reads it."""
     keys = ("peak_bytes", "step_s", "setup_s")
-    # What set `plain` apart was not recorded. Its peaks are 2 and 5% above those of `fit`, as with torch's own
-    # allocator; its times are taken to be those of the product.
+    # What set `plain` apart was not recorded. Its peaks are 2 and 5% above those of `fit`, as with torch's
+    # own allocator; its times are taken to be those of the product.
     measured = {key: run["actual"][key] for key in keys if run["set"] != "plain" or key != "peak_bytes"}
     return {
         "what": run["what"],
