@@ -1,14 +1,17 @@
 """Forecast against actual through the product: `corral up`, `corral submit`, `corral forecast report`.
 
-    python -m bench.forecast measure fit held_out --out DIR [--limit-s 400] [--commit HASH]
+    python -m bench.forecast measure fit held_out --out DIR [--limit-s 400] [--begin 3] [--commit HASH]
     python -m bench.forecast rows DIR/forecast.json > measured.json
     python -m bench.forecast merge DIR
+    python -m bench.forecast table
 
-`merge` takes the runs of DIR over into bench/results, where they replace the same ones, and writes the table.
+`merge` takes the runs of DIR over into bench/results, where they replace the same ones, and writes the table;
+`table` writes it again, with what the formula says now.
 
-On a machine with a GPU (or a CPU, with `tiny`). Models are folders of random weights. The constants are
-fitted to the runs of FIT alone: `rows` writes those for `bench.engine.fit_calibration`. HELD_OUT has other
-shapes and other settings, and the table is of those.
+On a machine with a GPU (or a CPU, with `tiny`). Models are folders of random weights, written before the
+first run: nothing but a run works on the machine while it is measured. The constants are fitted to the runs
+of FIT alone: `rows` writes those for `bench.engine.fit_calibration`. HELD_OUT has other shapes and other
+settings, and the table is of those.
 """
 
 from __future__ import annotations
@@ -21,18 +24,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from bench import forecast_results as results
 from bench.commits import current
 from bench.forecast_shapes import Shape, words
 
 RESULTS = Path("bench/results")
-GIB = 1 << 30
+# Models that are written at once.
+_WRITERS = 4
 
 SHAPES = {
     "tiny": Shape("qwen3", 128, 4, 4, 2, 32, 512, 20_000, True),
@@ -201,47 +207,57 @@ def _toml(whole: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def measure(settings: Sequence[tuple[str, Setting]], folder: Path, limit_s: float) -> dict[str, Any]:
-    """Submit each as soon as its model is made; what has ended when the time is up is in the report."""
-    from bench import forecast_models  # needs torch, which reading results does not
+    """One run after the other; what has ended when the time is up is in the report."""
+    from bench import host_speed  # needs torch, which reading results does not
 
     until = time.monotonic() + limit_s
     submitted: dict[str, tuple[str, Setting]] = {}
+    made = write_models(folder / "models", {setting.shape for _, setting in settings})
+    print(f"{_since()} models are written", flush=True)
+    host = host_speed.measure()
     with installation(folder) as there:
-        made: dict[str, Path] = {}
         for number, (name, setting) in enumerate(settings):
             if time.monotonic() > until:
                 break
-            if setting.shape not in made:
-                made[setting.shape] = folder / "models" / setting.shape.replace("/", "-")
-                forecast_models.write(made[setting.shape], SHAPES[setting.shape])
             path = write_run(folder / f"run-{number}", setting, made[setting.shape], number)
             run = there.corral("submit", path.name, cwd=path.parent)["ids"][0]
             submitted[run] = (name, setting)
             if all(later.shape != setting.shape for _, later in settings[number + 1 :]):
                 shutil.rmtree(made[setting.shape])  # the server has it, and a disk may not hold it thrice
             print(f"{_since()} submitted {run}: {name} {describe(setting)}", flush=True)
-        _wait(there, submitted, until)
+            _wait(there, run, until)
         found = there.corral("forecast", "report", "--limit", "100")
     runs = []
     for record in reversed(found["runs"]):
         name, setting = submitted[record["run"]]
-        runs.append({"set": name, "what": describe(setting), "shape": setting.shape, **record})
+        about = {"set": name, "what": describe(setting), "shape": setting.shape, "host": host}
+        runs.append({**about, "first": "libraries" not in record["forecast"]["compiled"], **record})
     return {"runs": runs}
 
 
-def _wait(there: Installation, runs: Mapping[str, Any], until: float) -> None:
-    ended: set[str] = set()
-    while time.monotonic() < until and len(ended) < len(runs):
-        time.sleep(1.0)
-        for run in there.corral("ls", "--limit", "100"):
-            if run["id"] in ended or run["state"] not in ("succeeded", "failed", "cancelled"):
-                continue
-            ended.add(run["id"])
-            print(f"{_since()} {run['id']} {run['state']}: {describe(runs[run['id']][1])}", flush=True)
-            if run["state"] == "failed":
-                shown = [sys.executable, "-m", "corral", "logs", run["id"]]
-                told = subprocess.run(shown, env=dict(there.env), capture_output=True, text=True, check=False)
-                print(told.stdout[-3000:], told.stderr[-1000:], flush=True)
+def write_models(folder: Path, shapes: Iterable[str]) -> dict[str, Path]:
+    from bench import forecast_models
+
+    made = {shape: folder / shape.replace("/", "-") for shape in shapes}
+    with ProcessPoolExecutor(_WRITERS, mp_context=get_context("spawn")) as writers:
+        for done in [writers.submit(forecast_models.write, made[shape], SHAPES[shape]) for shape in made]:
+            done.result()
+    return made
+
+
+def _wait(there: Installation, run: str, until: float) -> None:
+    """Until the run has ended, or the time is up."""
+    while time.monotonic() < until:
+        time.sleep(2.0)
+        state = there.corral("show", run)["state"]
+        if state not in ("succeeded", "failed", "cancelled"):
+            continue
+        print(f"{_since()} {run} {state}", flush=True)
+        if state == "failed":
+            shown = [sys.executable, "-m", "corral", "logs", run]
+            told = subprocess.run(shown, env=dict(there.env), capture_output=True, text=True, check=False)
+            print(told.stdout[-3000:], told.stderr[-1000:], flush=True)
+        return
 
 
 _BEGAN = time.monotonic()
@@ -262,116 +278,45 @@ def describe(setting: Setting) -> str:
     return f"sft {setting.shape}, {table['batch_size']} x {setting.tokens}, {rank}{recompute}"
 
 
-# -- what came of it ----------------------------------------------------------------------------------
-
-
-def fitted_rows(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs that constants may be fitted to, as `bench.engine.fit_calibration` reads them."""
-    return [
-        {
-            "what": run["what"],
-            "model": run["facts"],
-            "train": run["train"],
-            "gpu": run["device"]["gpu"],
-            "cores": run["device"]["cores"],
-            "plan": {key: run["forecast"][key] for key in ("micro_tokens", "recompute", "rows", "context")},
-            "compiled": run["forecast"]["compiled"],
-            "data": run["forecast"]["data"],
-            **{key: run["actual"][key] for key in ("peak_bytes", "step_s", "setup_s")},
-            "commit": run.get("commit"),
-        }
-        for run in kept["runs"]
-        if run["set"] == "fit"
-    ]
-
-
-def errors(runs: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [run["error"][key] for run in runs if run["error"].get(key) is not None]
-
-
-def summary(runs: Sequence[Mapping[str, Any]], key: str) -> str:
-    found = errors(runs, key)
-    sizes = [abs(error) for error in found] or [0.0]
-    return f"median {median(sizes):.1%}, worst {max(sizes):.1%}, lowest {min(found, default=0.0):+.1%}"
-
-
-_KEYS = {"peak_bytes": "peak", "step_s": "step", "setup_s": "set-up", "total_s": "whole run"}
-
-
-def table(kept: Mapping[str, Any]) -> str:
-    runs = [run for run in kept["runs"] if run["set"] in ("held_out", "large")]
-    commits = ", ".join(sorted({run["commit"] for run in runs}))
-    lines = [
-        "# Forecasts through the product",
-        "",
-        f"{kept['machine']}. Measured at commit {commits}. Each run was submitted with `corral submit` and a",
-        "folder of random weights; figures are those of `corral forecast report`. None of these shapes was",
-        "fitted to. Peak is what the card must have free. An error below 0 is an under-estimate.",
-        "",
-        "| run | peak said | was | error | step said | was | error | set-up said | was | error"
-        " | whole run said | was | error |",
-        "|" + "---|" * 13,
-    ]
-    for run in runs:
-        cells = [run["what"] + ("" if not run["forecast"]["compiled"] else ", compiled before")]
-        for key in _KEYS:
-            said, was = run["forecast"][key], run["actual"][key]
-            unit = GIB if key == "peak_bytes" else 1
-            digits = 3 if key == "step_s" else 1
-            cells += [f"{said / unit:.{digits}f}", f"{was / unit:.{digits}f}", f"{run['error'][key]:+.1%}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "GiB and seconds.", ""]
-    lines += [f"- {name}: {summary(runs, key)}" for key, name in _KEYS.items()]
-    return "\n".join(lines) + "\n"
-
-
-def merge(source: Path, target: Path) -> None:
-    """The runs of one file into another. A run that found its code compiled is another one."""
-    files = [folder / "forecast.json" for folder in (target, source) if (folder / "forecast.json").exists()]
-    kept = [json.loads(file.read_text()) for file in files]
-    found = {
-        (run["set"], run["what"], bool(run["forecast"]["compiled"])): run
-        for part in kept
-        for run in part["runs"]
-    }
-    runs = [*found.values()]
-    commit = {run["what"]: run["commit"] for run in runs}
-    whole = {"machine": kept[-1]["machine"], "commit": commit, "runs": runs}
-    (target / "forecast.json").write_text(json.dumps(whole, indent=1) + "\n")
-    (target / "forecast.md").write_text(table(whole))
-
-
 def main() -> None:
     said = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    said.add_argument("command", choices=["measure", "rows", "merge"])
+    said.add_argument("command", choices=["measure", "rows", "merge", "table"])
     said.add_argument(
-        "names", nargs="+", help=f"of {', '.join(SETS)}; the file for `rows`, the folder to merge"
+        "names", nargs="*", help=f"of {', '.join(SETS)}; the file for `rows`, the folder to merge"
     )
     said.add_argument("--out", type=Path, default=RESULTS)
     said.add_argument("--work", type=Path, help="where models and the installation are kept for a while")
     said.add_argument("--limit-s", type=float, default=3600.0)
+    said.add_argument(
+        "--begin", type=int, default=0, help="the first of the runs, where others were done before"
+    )
     said.add_argument("--commit", default=current(), help="what is measured, where there is no history")
     asked = said.parse_args()
     if asked.command == "rows":
-        print(json.dumps(fitted_rows(json.loads(Path(asked.names[0]).read_text())), indent=1))
-        return
-    if asked.command == "measure":
-        settings = [(name, setting) for name in asked.names for setting in SETS[name]]
-        work = Path(tempfile.mkdtemp(prefix="corral-forecast-", dir=asked.work))
-        try:
-            kept = measure(settings, work, asked.limit_s)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        for run in kept["runs"]:
-            run["commit"] = asked.commit
-        devices = sorted({run["device"]["name"] for run in kept["runs"]})
-        kept = {"machine": ", ".join(devices), "commit": asked.commit, **kept}
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "forecast.json").write_text(json.dumps(kept, indent=1) + "\n")
-        for run in kept["runs"]:
-            print(run["what"], json.dumps(run["error"]), flush=True)
-        return
-    merge(Path(asked.names[0]), asked.out)
+        print(json.dumps(results.fitted_rows(json.loads(Path(asked.names[0]).read_text())), indent=1))
+    elif asked.command == "measure":
+        settings = [(name, setting) for name in asked.names for setting in SETS[name]][asked.begin :]
+        _measure(settings, asked)
+    elif asked.command == "merge":
+        results.merge(Path(asked.names[0]), asked.out, commit=asked.commit)
+    else:
+        results.write_table(asked.out, commit=asked.commit)
+
+
+def _measure(settings: Sequence[tuple[str, Setting]], asked: argparse.Namespace) -> None:
+    work = Path(tempfile.mkdtemp(prefix="corral-forecast-", dir=asked.work))
+    try:
+        kept = measure(settings, work, asked.limit_s)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    for run in kept["runs"]:
+        run["commit"] = asked.commit
+    devices = sorted({run["device"]["name"] for run in kept["runs"]})
+    kept = {"machine": ", ".join(devices), "commit": asked.commit, **kept}
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "forecast.json").write_text(json.dumps(kept, indent=1) + "\n")
+    for run in kept["runs"]:
+        print(run["what"], json.dumps(run["error"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from corral.engine.training.evaluation import Evaluation
 from corral.engine.training.guards import GuardMonitor, GuardStop
 from corral.engine.training.peak_memory import PeakMemory
 from corral.engine.training.stop_signal import StopRequested, StopSignal
-from corral.engine.training.throughput import ThroughputMeter
+from corral.engine.training.throughput import SetupClock, ThroughputMeter
 from corral.engine.training.training_run import OutOfMemory, TrainingRun
 from corral.recipes.forecast import Forecast
 from corral.recipes.models import UnknownModel
@@ -104,8 +104,10 @@ class EngineJob:
     began: float = field(default_factory=time.perf_counter)
     _times: output.RunTimes = field(default_factory=output.RunTimes)
     _memory: PeakMemory = field(default_factory=PeakMemory)
+    _setup: SetupClock = field(default_factory=SetupClock)
 
     def run(self) -> None:
+        self._setup.parts_s["start"] = time.perf_counter() - self.began
         train = parse(self.spec.model, self.spec.table)
         with ExitStack() as stack:
             if self.spec.task == "sample":
@@ -142,7 +144,7 @@ class EngineJob:
         order = RowOrder(len(examples), self.spec.seed)
         total = train.steps or order.steps(train.batch_size, train.epochs or 1.0)
         forecast = inputs.forecast_run(train, loaded, examples.facts)
-        engine = inputs.make_engine(train, loaded, self.places, forecast, seed=self.spec.seed)
+        engine = self.engine(train, loaded, forecast)
         longest, digests = max(examples.lengths), {"data": data.digest}
         training = self.training_run(
             train, engine, total=total, longest=longest, data=examples.facts, digests=digests
@@ -165,7 +167,7 @@ class EngineJob:
         loaded = self.load(train)
         environment = self.measure_prompts(process, loaded, train)
         forecast = inputs.forecast_run(train, loaded, environment.facts)
-        engine = inputs.make_engine(train, loaded, self.places, forecast, seed=self.spec.seed)
+        engine = self.engine(train, loaded, forecast)
         digests = {"environment": process.description.fingerprint}
         training = self.training_run(
             train,
@@ -226,23 +228,29 @@ class EngineJob:
     def environment(self, train: Train, stack: ExitStack) -> EnvironmentProcess:
         self.events.phase("opening the environment")
         own = {name: self.environ[name] for name in self.spec.variables if name in self.environ}
-        return stack.enter_context(open_environment(train, self.places, own))
+        with self._setup.timed("environment"):
+            return stack.enter_context(open_environment(train, self.places, own))
+
+    def engine(self, train: Train, loaded: LoadedModel, forecast: Forecast | None) -> Engine:
+        with self._setup.timed("adapter"):
+            return inputs.make_engine(train, loaded, self.places, forecast, seed=self.spec.seed)
 
     def load(self, train: Train) -> LoadedModel:
         self.events.phase(f"loading {self.spec.model}")
-        self._memory = PeakMemory.begin()
-        with self.stop.interruptible():
-            return inputs.load_model(train, self.spec, self.places)
+        with self._setup.timed("load"):
+            self._memory = PeakMemory.begin()
+            with self.stop.interruptible():
+                return inputs.load_model(train, self.spec, self.places)
 
     def measure_prompts(
         self, process: EnvironmentProcess, loaded: LoadedModel, train: Train
     ) -> RunEnvironment:
-        with self.stop.interruptible():
+        with self._setup.timed("data"), self.stop.interruptible():
             return measure_prompts(process, loaded.tokenizer, train)
 
     def tokens_of(self, rows: RowSet, loaded: LoadedModel, train: Train) -> SftDataset:
         self.events.phase(f"making tokens of {len(rows)} rows")
-        with self.stop.interruptible():
+        with self._setup.timed("data"), self.stop.interruptible():
             return build_dataset(rows, loaded.tokenizer, train)
 
     def held_out(self, data: TrainingData, loaded: LoadedModel, train: Train) -> list[MaskedSequence]:
@@ -327,9 +335,9 @@ class EngineJob:
             if training.meter.steps_s:
                 inputs.remember_compiled(training.train, training.engine, forecast)
         # Now, and not when all is written: samples for people are no part of what was forecast.
-        memory = training.meter.memory
-        total_s = time.perf_counter() - self.began
-        self._times = output.RunTimes(setup_s, total_s, memory.whole_bytes(), memory.parts())
+        memory, total_s = training.meter.memory, time.perf_counter() - self.began
+        peak, parts = memory.whole_bytes(), memory.parts()
+        self._times = output.RunTimes(setup_s, total_s, peak, parts, self._setup.parts_s)
 
     def _resume(self, training: TrainingRun) -> None:
         folder = self.places.resume

@@ -56,6 +56,8 @@ class Calibration:
     compile_s: float
     trace_sampler_s: float
     compile_sampler_s: float
+    first_start_s: float
+    attach_weights_per_s: float
     read_bytes_per_s: float
     fetch_bytes_per_s: float
     save_s: float

@@ -128,27 +128,40 @@ def forecast_plan(
 
 
 def setup_s(case: ForecastCase) -> float:
-    """From the start of the process to the first step: imports, weights, compilers. Code that is compiled
-    already is still traced and loaded, and CUDA graphs are made anew."""
-    constants, facts, compiled = case.constants, case.facts, case.device.compiled
+    """From the start of the process to the first step: imports, weights, adapter, compilers. Code that is
+    compiled already is still traced and loaded, and CUDA graphs are made anew."""
+    constants, facts = case.constants, case.facts
     size = facts.params * 2
     seconds = constants.start_s + size / constants.read_bytes_per_s
+    if case.train.method == "lora":
+        # An adapter is drawn on the host, by one core.
+        seconds += adapter_params(case) / constants.attach_weights_per_s
     if facts.source == "hub":
         seconds += size / constants.fetch_bytes_per_s
     if case.device.gpu is None:
         return seconds
-    seconds += constants.trace_s + (0.0 if "training" in compiled else constants.compile_s)
+    seconds += constants.trace_s + _first_time_s(case)
+    return seconds + (constants.trace_sampler_s if case.train.recipe == "grpo" else 0.0)
+
+
+def _first_time_s(case: ForecastCase) -> float:
+    """The part of the set-up on a GPU that the next run like it on the same host does without."""
+    constants = case.constants
+    each: dict[CodePart, float] = {"libraries": constants.first_start_s, "training": constants.compile_s}
     if case.train.recipe == "grpo":
-        seconds += constants.trace_sampler_s
-        seconds += 0.0 if "sampling" in compiled else constants.compile_sampler_s
-    return seconds
+        each["sampling"] = constants.compile_sampler_s
+    return sum(seconds for part, seconds in each.items() if part not in case.device.compiled)
+
+
+def adapter_params(case: ForecastCase) -> int:
+    lora = case.train.lora
+    return lora_params(case.facts, lora.rank, lora.targets)
 
 
 def _between_s(case: ForecastCase, plan: MemoryPlan, steps: int) -> float:
     """Checkpoints and evaluations: one before the first step and one whenever they are due."""
     train, constants, facts = case.train, case.constants, case.facts
-    lora = train.lora
-    trained = facts.params if train.method == "full" else lora_params(facts, lora.rank, lora.targets)
+    trained = facts.params if train.method == "full" else adapter_params(case)
     # The weights and two moments of each, in fp32.
     each_s = constants.save_s + 12 * trained / constants.save_bytes_per_s
     seconds = each_s * -(-steps // train.save_every)
@@ -173,10 +186,8 @@ def _notes(case: ForecastCase) -> list[str]:
         notes.append(f"the speed of {case.device.gpu.name} is not known; a modest one is assumed")
     if not (data.tokens and data.rows):
         notes.append("lengths are not known; half of what is allowed is assumed")
-    if case.device.gpu is not None and not case.device.compiled:
-        again_s = case.constants.compile_s
-        again_s += case.constants.compile_sampler_s if train.recipe == "grpo" else 0.0
-        notes.append(f"the next run like it on the same host starts about {again_s:.0f} s sooner")
+    if case.device.gpu is not None and (sooner_s := _first_time_s(case)):
+        notes.append(f"the next run like it on the same host starts about {sooner_s:.0f} s sooner")
     if train.recipe == "grpo":
         notes.append("the time of the environment itself is not in it")
         if data.completion is None:

@@ -13,8 +13,9 @@ from corral.recipes.train_tables import DataFacts, Train
 
 Recompute = Literal["none", "full"]
 Precision = Literal["bf16", "fp32"]
-# What a run has compiled for itself on a GPU.
-CodePart = Literal["training", "sampling"]
+# What a run has compiled for itself on a GPU. `libraries` is what every run there loads: torch, CUDA and the
+# compiler, which the first run on a host reads from its disk.
+CodePart = Literal["training", "sampling", "libraries"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,24 @@ def test_the_record_says_what_the_forecast_was_made_from(tmp_path: Path) -> None
     assert said["forecast"]["compiled"] == []
     assert said["actual"]["setup_s"] >= said["actual"]["warming_s"] >= 0
     assert said["actual"]["peak_bytes"] > 0
+    parts = said["actual"]["setup_parts_s"]
+    assert set(parts) == {"start", "load", "data", "adapter"}
+    assert 0 < sum(parts.values()) <= said["actual"]["setup_s"]
+    assert said["actual"]["step_parts_s"]["waiting"] <= said["actual"]["step_s"]
+
+
+def test_the_parts_of_a_step_are_told_without_the_first_steps() -> None:
+    clock = ManualClock()
+    meter = ThroughputMeter(clock=clock.monotonic)
+    for sampling, waiting in [(9.0, 9.0), (9.0, 9.0), (9.0, 9.0), (2.0, 0.5), (4.0, 0.0)]:
+        meter.begin()
+        meter.spend("sampling", sampling / 2)
+        meter.spend("sampling", sampling / 2)
+        if waiting:
+            meter.spend("waiting", waiting)
+        meter.end_step(1, 5, headline="loss", metrics={"loss": 1.0})
+    assert meter.usual_parts_s() == {"sampling": 3.0, "waiting": 0.25}
+    assert ThroughputMeter().usual_parts_s() == {}
 
 
 def test_the_cache_is_made_for_the_prompts_that_a_run_has(tmp_path: Path) -> None:
@@ -121,11 +139,12 @@ def test_what_was_compiled_is_known_to_the_next_run_like_it(
 
     compiled_code.remember(keys.values())
 
-    assert compiled_code.known(keys) == {"training", "sampling"}
+    assert compiled_code.known(keys) == {"training", "sampling", "libraries"}
     longer = compiled_code.keys(train, facts, replace(plan, micro_tokens=4096), device="H200")
-    assert compiled_code.known(longer) == {"sampling"}
+    assert compiled_code.known(longer) == {"sampling", "libraries"}
     deeper = compiled_code.keys(train, replace(facts, layers=30), plan, device="H200")
-    assert compiled_code.known(deeper) == {"training", "sampling"}
+    assert compiled_code.known(deeper) == {"training", "sampling", "libraries"}
     for other in (replace(facts, hidden=2048), replace(facts, qk_norm=False)):
-        assert not compiled_code.known(compiled_code.keys(train, other, plan, device="H200"))
+        # What every run on the host loads is there, whatever its model is.
+        assert compiled_code.known(compiled_code.keys(train, other, plan, device="H200")) == {"libraries"}
     assert not compiled_code.known(compiled_code.keys(train, facts, plan, device="L4"))

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench import forecast as bench_forecast  # noqa: E402
+from bench import forecast_results  # noqa: E402
 from bench.engine import fit_calibration as fit  # noqa: E402
 from corral.recipes import calibration, memory, models, speed  # noqa: E402
 from corral.recipes.calibration import Calibration  # noqa: E402
@@ -142,25 +143,51 @@ def test_equations_without_a_solution_are_said_so() -> None:
         fit.solve([[1.0, 1.0], [1.0, 1.0]], [1.0, 2.0])
 
 
-def test_the_shipped_constants_keep_their_bounds_on_the_measured_runs_en_d15() -> None:
-    """DEF-09, EN-D15: peaks as `corral forecast report` compares them, of whole runs through the product."""
+def product_runs(*sets: str) -> list[dict[str, Any]]:
     kept = json.loads(PRODUCT.read_text("utf-8"))
-    every = [{**run, "set": "fit"} for run in kept["runs"]]
-    runs = fit.read(json.dumps(bench_forecast.fitted_rows({"runs": every})))
-    errors = fit.memory_errors(runs, calibration.default())
-    assert len(errors) >= 4
-    assert median(map(abs, errors)) <= 0.03
-    assert max(map(abs, errors)) <= 0.08
-    assert min(errors) >= -0.03
+    return [run for run in kept["runs"] if run["set"] in sets]
+
+
+def test_the_shipped_constants_keep_their_bounds_on_the_measured_runs_en_d15() -> None:
+    """DEF-09, EN-D15: peaks as `corral forecast report` compares them, of whole runs through the product; those that
+    constants were fitted to and those that they were not, each by themselves."""
+    for sets in (("fit",), forecast_results.SHOWN):
+        runs = fit.read(json.dumps([forecast_results.row(run) for run in product_runs(*sets)]))
+        errors = fit.memory_errors(runs, calibration.default())
+        assert len(errors) >= 4
+        assert median(map(abs, errors)) <= 0.03
+        assert max(map(abs, errors)) <= 0.08
+        assert min(errors) >= -0.03
+
+
+def test_the_shipped_constants_of_time_keep_their_bounds_on_the_runs_they_were_fitted_to() -> None:
+    """Of the held-out runs the step does not keep its bound of 10%: bench/results/forecast.md says by how
+    much. The whole run keeps its own when it is forecast anew, which is no proof: the errors were known."""
+    runs = fit.read(json.dumps(forecast_results.fitted_rows({"runs": product_runs("fit", "plain")})))
+    assert len(runs) == 6
     assert median(map(abs, fit.speed_errors(runs, calibration.default()))) <= 0.10
-    assert median(map(abs, fit.setup_errors(runs, calibration.default()))) <= 0.20
+    assert median(map(abs, fit.setup_errors(runs, calibration.default()))) <= 0.10
+    held_out = product_runs(*forecast_results.SHOWN)
+    whole = [forecast_results.error(run, "total_s", forecast_results.said_now(run)) for run in held_out]
+    assert median(map(abs, whole)) <= 0.20
+
+
+def test_a_table_says_which_of_its_numbers_were_measured() -> None:
+    """What a run said is what it recorded, whatever the formula says by now."""
+    runs = product_runs(*forecast_results.SHOWN)
+    kept, then = {"machine": "H200", "runs": runs}, runs[0]["commit"]
+    alone = forecast_results.page(kept, then)
+    assert "Not a measurement" not in alone
+    later = forecast_results.page(kept, "abc")
+    assert later.startswith(alone.rstrip())
+    assert "**Not a measurement.** `was` is as above; `said` is by the formula of commit abc." in later
 
 
 def test_no_held_out_shape_is_fitted_to() -> None:
     fitted, held_out = ({one.shape for one in bench_forecast.SETS[name]} for name in ("fit", "held_out"))
     assert not fitted & held_out
     kept = {"runs": [{"set": "held_out"}]}
-    assert bench_forecast.fitted_rows(kept) == []
+    assert forecast_results.fitted_rows(kept) == []
 
 
 def test_the_speeds_of_the_engine_alone_keep_their_bound() -> None:

@@ -33,7 +33,10 @@ def keys(train: Train, facts: ModelFacts, plan: MemoryPlan, *, device: str) -> d
     shape = {name: value for name, value in asdict(facts).items() if name in _SHAPE}
     adapter = asdict(train.lora) | {"alpha": None} if train.method == "lora" else None
     common = [_versions(), device, train.precision, shape, adapter]
-    found: dict[CodePart, str] = {"training": _digest([*common, plan.micro_tokens, plan.recompute])}
+    found: dict[CodePart, str] = {
+        "libraries": _digest([_versions(), device]),
+        "training": _digest([*common, plan.micro_tokens, plan.recompute]),
+    }
     if plan.rows:
         found["sampling"] = _digest([*common, "sampling"])
     return found

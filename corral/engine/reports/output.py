@@ -29,13 +29,14 @@ _PACKAGES = ("corral", "torch", "transformers", "peft", "safetensors")
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Seconds from the start of the process, until the first step and until the last; the most memory, and of
-    what that was made."""
+    """Seconds from the start of the process, until the first step and until the last, and what they went to
+    before the first; the most memory, and of what that was made."""
 
     setup_s: float | None = None
     total_s: float | None = None
     peak_bytes: int | None = None
     peak_parts: Mapping[str, int] = field(default_factory=dict)
+    setup_parts_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def weights_folder(train: Train) -> str:
@@ -62,9 +63,12 @@ def write(
         "peak_bytes": times.peak_bytes,
         "peak_parts": times.peak_parts,
         "step_s": training.meter.usual_step_s(),
+        "step_parts_s": training.meter.usual_parts_s(),
         "setup_s": _setup_s(training.meter, times),
+        "setup_parts_s": times.setup_parts_s,
         "warming_s": training.meter.warming_s(),
         "first_steps_s": training.meter.steps_s[:4],
+        "evaluations_s": training.meter.evaluations_s,
         "total_s": times.total_s if whole else None,
         "steps": training.total,
         "steps_here": len(training.meter.steps_s),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 from corral.engine.reports.events import StepStatus
 from corral.engine.training.peak_memory import PeakMemory
@@ -15,6 +17,11 @@ from corral.engine.training.peak_memory import PeakMemory
 _WINDOW = 20
 # Steps in which compilers work and CUDA graphs are made; see corral/engine/training/cuda_graphs.py.
 _WARMING = 3
+
+
+# In a step the host samples, or waits for the device to end what it was given.
+StepPart = Literal["sampling", "waiting"]
+T = TypeVar("T")
 
 
 @dataclass
@@ -31,23 +38,30 @@ class ThroughputMeter:
     clock: Callable[[], float] = time.perf_counter
     memory: PeakMemory = field(default_factory=PeakMemory)
     steps_s: list[float] = field(default_factory=list)
+    parts_s: list[dict[StepPart, float]] = field(default_factory=list)
     evaluations_s: list[float] = field(default_factory=list)
     tokens: int = 0
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     _began: float = 0.0
     _now_tokens: int = 0
+    _now_parts: dict[StepPart, float] = field(default_factory=dict)
 
     def begin(self) -> None:
-        self._began, self._now_tokens = self.clock(), 0
+        self._began, self._now_tokens, self._now_parts = self.clock(), 0, {}
 
     def count(self, tokens: int) -> None:
         """Tokens that the step works on, however often it goes over them."""
         self._now_tokens += tokens
 
+    def spend(self, part: StepPart, seconds: float) -> None:
+        """So much of the step went there."""
+        self._now_parts[part] = self._now_parts.get(part, 0.0) + seconds
+
     def end_step(self, step: int, total: int, *, headline: str, metrics: Mapping[str, float]) -> StepStatus:
         """The step that began with `begin` has ended."""
         took_s = self.clock() - self._began
         self.steps_s.append(took_s)
+        self.parts_s.append(self._now_parts)
         self.tokens += self._now_tokens
         if len(self.steps_s) > 1:
             self._recent.append((took_s, self._now_tokens))
@@ -86,8 +100,14 @@ class ThroughputMeter:
 
     def usual_step_s(self) -> float | None:
         """The median over the run, without the first steps, which also warm up."""
-        usual = self.steps_s[_WARMING:] or self.steps_s[1:] or self.steps_s
+        usual = _usual(self.steps_s)
         return statistics.median(usual) if usual else None
+
+    def usual_parts_s(self) -> dict[StepPart, float]:
+        """The same for the parts of a step. A step that waits for nothing is paced by the host."""
+        usual = _usual(self.parts_s)
+        named = {part for step in usual for part in step}
+        return {part: statistics.median(step.get(part, 0.0) for step in usual) for part in sorted(named)}
 
     def warming_s(self) -> float:
         """What the first steps and the first evaluation took longer than later ones: compiling, and making
@@ -97,6 +117,26 @@ class ThroughputMeter:
         return steps + _excess(self.evaluations_s)
 
 
+def _usual(steps: Sequence[T]) -> Sequence[T]:
+    return steps[_WARMING:] or steps[1:] or steps
+
+
 def _excess(seconds: Sequence[float]) -> float:
     first, later = seconds[:1], seconds[1:]
     return max(0.0, first[0] - statistics.median(later)) if first and later else 0.0
+
+
+@dataclass
+class SetupClock:
+    """What the time before the first step goes to."""
+
+    clock: Callable[[], float] = time.perf_counter
+    parts_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.parts_s[part] = self.parts_s.get(part, 0.0) + self.clock() - began

@@ -118,7 +118,9 @@ class TrainingRun:
 
     def read(self, seen: Step, norm: Tensor) -> dict[str, float]:
         """The numbers of a step: the one place where it waits for the device."""
+        began = self.meter.clock()
         numbers = {**seen.read(), "grad_norm": float(norm)}
+        self.meter.spend("waiting", self.meter.clock() - began)
         if finding := self.guards.gradients(
             self.done + 1,
             loss=numbers["loss"],
@@ -230,6 +232,7 @@ class TrainingRun:
 
     def sampled(self, rows: Sequence[Mapping[str, Any]], took_s: float) -> None:
         """Keep the rollouts of the step under way, so that no kill makes them be paid for twice."""
+        self.meter.spend("sampling", took_s)
         self.journal.write(self.done, rows)
         self._unannounced_s += took_s
         if not self.events.watched or self._unannounced_s < ANNOUNCE_AFTER_S:
