@@ -149,7 +149,7 @@ def product_runs(*sets: str) -> list[dict[str, Any]]:
 
 
 def test_the_shipped_constants_keep_their_bounds_on_the_measured_runs_en_d15() -> None:
-    """DEF-09, EN-D15: peaks as `corral forecast report` compares them, of whole runs through the product; those that
+    """DEF-09, EN-D15: peaks as `corral forecast report` compares them, of whole runs; those that
     constants were fitted to and those that they were not, each by themselves."""
     for sets in (("fit",), forecast_results.SHOWN):
         runs = fit.read(json.dumps([forecast_results.row(run) for run in product_runs(*sets)]))
