@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.workload import Arrival, Machine, Workload
-from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
+from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board

@@ -14,8 +14,8 @@ import pytest
 from contract.samples import a_host, a_lease, a_run
 from support.clock import ManualClock
 
-from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
+from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board

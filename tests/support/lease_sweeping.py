@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corral.core.leases.beat import Beat, beat
 from corral.core.leases.expire import Sweeper
+from corral.core.leases.heartbeat import Beat, beat
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimTerms, Grant

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
+from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.manifests.apply import declare
 from corral.core.policy import ServerPolicy

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corral.core.leases.beat import beat
 from corral.core.leases.expire import Sweeper
+from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board

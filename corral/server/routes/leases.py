@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from corral.core import logs, secrets
 from corral.core.artifacts import FileManifest, commit_from_lease
-from corral.core.leases.beat import Beat, beat
+from corral.core.leases.heartbeat import Beat, beat
 from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
 from corral.core.queue.claim import ClaimTerms
 from corral.core.storage.objects import list_objects, put_object, read_object
