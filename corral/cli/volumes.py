@@ -12,6 +12,7 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, OnlyProject, command_group, project_or_own
+from corral.cli.runs.bulk import Yes, ask
 from corral.client.files.download import mark_fetched
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
@@ -103,6 +104,7 @@ def remove(
         str | None, typer.Argument(help="A file or a folder in it; without it, the volume goes.")
     ] = None,
     project: Project = None,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a file or a folder from a volume, or the volume with all its versions."""
@@ -111,6 +113,9 @@ def remove(
         if path is not None:
             _tell(volumes.remove(corral.volumes.remote(owner, name), path), as_json=as_json)
             return
+        view = corral.volumes.get(owner, name)
+        holds = f"{render.count(len(view.versions), 'version')}, {render.size(view.bytes)}"
+        ask(f"remove the volume {name} for good ({holds})", yes=yes)
         corral.volumes.remove(owner, name)
     render.say(f"{name}: removed")
 

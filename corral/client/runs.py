@@ -5,11 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
 
 from corral.client.api import Api
 from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
 from corral.domain.errors import NotFound
 from corral.wire.artifacts import ArtifactPage
+from corral.wire.base import explain
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import (
     CancelManyRequest,
@@ -78,14 +82,12 @@ class Runs(Api):
         request_id: str | None = None,
     ) -> SubmitAnswer:
         """Durable when this returns. The same `request_id` again gives the same runs."""
-        body = SubmitRequest(
-            request_id=request_id or new_request_id(), runs=list(specs), group=group, max_running=max_running
-        )
+        body = _request(specs, request_id=request_id, group=group, max_running=max_running)
         return self._transport.repeat("POST", self.root, SubmitAnswer, body=body)
 
     def try_out(self, specs: Sequence[RunSpec], *, group: str | None = None) -> SubmitAnswer:
         """Check the runs and say where they could run; nothing is stored."""
-        body = SubmitRequest(request_id=new_request_id(), runs=list(specs), group=group, dry_run=True)
+        body = _request(specs, group=group, dry_run=True)
         return self._transport.repeat("POST", self.root, SubmitAnswer, body=body)
 
     def get(self, run: str) -> RunDetail:
@@ -256,3 +258,11 @@ class Runs(Api):
                 hint="Submit one: `corral run -- COMMAND`; or give a run's id.",
             )
         return newest[0].id
+
+
+def _request(specs: Sequence[RunSpec], *, request_id: str | None = None, **terms: Any) -> SubmitRequest:
+    """InvalidInput names what is wrong with which run."""
+    try:
+        return SubmitRequest(request_id=request_id or new_request_id(), runs=list(specs), **terms)
+    except ValidationError as error:
+        raise explain(SubmitRequest, error, what="what would be submitted") from None

@@ -183,9 +183,7 @@ def _unknown_keys(cls: type, table: Mapping[Any, object], path: str) -> list[Set
         if not isinstance(key, str):
             problems.append(SettingProblem(path or "the table", f"keys are strings, got {shown(key)}"))
             continue
-        problems.append(
-            SettingProblem(join(path, key[:_LONGEST_SHOWN]), "there is no such setting", _nearest(cls, key))
-        )
+        problems.append(SettingProblem(join(path, key[:_LONGEST_SHOWN]), "is no setting", _nearest(cls, key)))
     return problems
 
 

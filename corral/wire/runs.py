@@ -12,6 +12,7 @@ from corral.wire.base import Answer, AnswerPage, Name, PlainText, RequestId, Str
 from corral.wire.spec.run_file import RunSpec, Scalar
 from corral.wire.spec.train import each
 
+RunName = Annotated[str, Field(min_length=1, max_length=100)]
 LabelText = Annotated[str, Field(pattern=r"^[^=\x00]+=[^\x00]*$", max_length=330)]
 
 
@@ -165,8 +166,12 @@ class RequeueRequest(Strict):
 
 
 class RunSelection(Strict):
-    """Runs that fit all that is given; `all` must be said where nothing is."""
+    """Runs that fit all that is given; `all` must be said where nothing is.
 
+    `ids` are runs by name, which nothing else narrows down.
+    """
+
+    ids: list[RunName] = Field(default=[], max_length=1000)
     project: Name | None = None
     group: Name | None = None
     name: Name | None = None
@@ -178,7 +183,7 @@ class RunSelection(Strict):
     @model_validator(mode="after")
     def _something_is_said(self) -> RunSelection:
         narrow = (self.project, self.group, self.name, self.label, self.schedule)
-        if not self.all and not self.states and all(one is None for one in narrow):
+        if not self.all and not self.states and not self.ids and all(one is None for one in narrow):
             raise ValueError("names no filter; `all` says that every run is meant")
         return self
 

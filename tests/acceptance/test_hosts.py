@@ -92,11 +92,19 @@ def test_two_machines_join_over_tls_and_take_only_what_they_may(tmp_path: Path) 
         assert "another host" in refused.stderr
 
 
+def check_no_server_of_its_own(host: RemoteMachine, url: str) -> None:
+    """HOUR-21: `corral up` in the home of a host started a second server, without a worker."""
+    up = host.corral("up", "--detach")
+    assert (up.returncode, f"is the home of a host (bad) of {url}" in up.stderr) == (1, True), up.stderr
+    assert f"Set CORRAL_URL={url}" in host.corral("ls").stderr
+
+
 def test_a_revoked_machine_loses_its_run_to_another(tmp_path: Path) -> None:
     """FL-D35: its leases run out, its late writes change nothing, and it can be let in again."""
     with tls_stack(tmp_path) as server, remote_machines(tmp_path, "bad", "good") as (bad, good):
         corral = server.client()
         bad.ok("host", "enroll", server.url, "--token", join_token(corral, "bad"))
+        check_no_server_of_its_own(bad, server.url)
         run = corral.runs.submit([python("print('up', flush=True)\ntime.sleep(600)")]).ids[0]
         wait_line(corral, run, "up")
         assert corral.runs.get(run).host == "bad"

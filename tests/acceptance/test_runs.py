@@ -35,6 +35,27 @@ def test_a_group_is_cancelled_after_a_look_and_a_yes(corral: Installation, tmp_p
     assert "nothing was changed" in again.stderr
 
 
+def test_a_dry_run_on_named_runs_changes_nothing(corral: Installation, tmp_path: Path) -> None:
+    """HOUR-20: `requeue RUN --dry-run` queued the run; `--set` is checked without being done."""
+    (ended,) = submit(corral, tmp_path, 'argv = ["true"]\n')
+    eventually(lambda: corral.state(ended) == "succeeded", "it to end")
+    (waiting,) = submit(corral, tmp_path, 'argv = ["true"]\nresources.hosts = ["nobody"]\n')
+    before = [run["id"] for run in corral.json("ls")]
+
+    assert "1 run would be queued again" in corral.ok("requeue", ended, "--dry-run")
+    assert f"{ended} would be queued again with priority=3" in corral.ok(
+        "requeue", ended, "--dry-run", "--set", "priority=3"
+    )
+    assert "1 run would be cancelled" in corral.ok("cancel", waiting, "--dry-run")
+    assert "1 run would be removed" in corral.ok("rm", ended, "--dry-run")
+    refused = corral("rm", waiting, "--dry-run")
+    assert "left alone: 1 run" in refused.stderr
+
+    assert [run["id"] for run in corral.json("ls")] == before
+    assert corral.state(waiting) == "queued"
+    corral.ok("cancel", waiting)
+
+
 def test_neither_run_nor_filter_is_an_error_and_so_are_both(corral: Installation) -> None:
     for arguments in (["cancel"], ["requeue"], ["hold"], ["release"], ["rm"]):
         done = corral(*arguments)

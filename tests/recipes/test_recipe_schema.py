@@ -55,12 +55,10 @@ def test_all_problems_are_found_at_once() -> None:
 
 
 def test_an_unknown_key_is_answered_with_the_nearest_name() -> None:
-    assert complaint(nmae="b") == "top.nmae: there is no such setting (did you mean `name`?)"
-    assert (
-        complaint(inner={"widht": 1}) == "top.inner.widht: there is no such setting (did you mean `width`?)"
-    )
-    assert complaint(inner={"w": 1}) == "top.inner.w: there is no such setting (it is called `width` here)"
-    assert complaint(width=1) == "top.width: there is no such setting (it is `inner.width`)"
+    assert complaint(nmae="b") == "top.nmae: is no setting (did you mean `name`?)"
+    assert complaint(inner={"widht": 1}) == "top.inner.widht: is no setting (did you mean `width`?)"
+    assert complaint(inner={"w": 1}) == "top.inner.w: is no setting (it is called `width` here)"
+    assert complaint(width=1) == "top.width: is no setting (it is `inner.width`)"
     assert "known here: extra, flag" in complaint(zzz=1)
 
 

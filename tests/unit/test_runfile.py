@@ -318,6 +318,17 @@ def test_a_changed_run_gets_no_secret_in_clear_either() -> None:
     assert changed.env == {"API_KEY": "old", "A": "2"}
 
 
+def test_a_changed_training_run_that_does_not_fit_is_told_with_the_nearest_name() -> None:
+    """HOUR-22: `requeue --set train.epoch=1`; before anything is sent."""
+    spec = RunSpec(model="corral/tiny", kind="train", train={"recipe": "sft", "data": "x.jsonl"})
+    changed = edited(spec, ["train.epoch=1"])
+    assert changed is not None
+
+    with corral.Corral("http://127.0.0.1:9", "x") as client:
+        with pytest.raises(InvalidInput, match=r"train\.epoch` is no setting; did you mean `epochs`"):
+            client.runs.submit([changed])
+
+
 def test_a_function_gets_no_secret_in_clear() -> None:
     """DEF-05: for functions as for runs."""
     with pytest.raises(ValueError, match="corral secrets set HF_TOKEN"):

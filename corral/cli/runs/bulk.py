@@ -65,6 +65,11 @@ def selection(
     return validated(RunSelection, {**table, "states": list(states), "all": everything}, what="the filter")
 
 
+def by_ids(corral: Corral, runs: Sequence[str] | None) -> RunSelection:
+    """Those that were named, for a dry run; NotFound if there is no such run."""
+    return RunSelection(ids=[corral.runs.resolve(one) for one in named(runs)])
+
+
 def of_one_group(corral: Corral, which: RunSelection | None) -> RunSelection | None:
     """The same with the id of the group that its name means."""
     if which is None or which.group is None:

@@ -10,7 +10,6 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.options import AsJson
 from corral.cli.runs import bulk
-from corral.domain.errors import InvalidInput
 
 
 def cancel(
@@ -31,12 +30,10 @@ def cancel(
     filters = {"group": group, "label": label, "name": name, "project": project, "schedule": schedule}
     asked = bulk.selection(run, states=state or [], everything=everything, **filters)
     with connect() as corral:
-        which = bulk.of_one_group(corral, asked)
+        which = bulk.by_ids(corral, run) if dry and asked is None else bulk.of_one_group(corral, asked)
         if which is not None:
             act, done = partial(corral.runs.cancel_all, which, reason=reason), "cancelled, or told to stop"
             bulk.act_on_all(act, verb="cancel", done=done, yes=yes, dry=dry, as_json=as_json)
             return
-        if dry:
-            raise InvalidInput("--dry-run is for a filter", hint="Give --group, --label or another filter.")
         views = bulk.act_on_each(bulk.named(run), partial(corral.runs.cancel, reason=reason), "cancel")
     bulk.show_states(views, as_json=as_json)

@@ -11,6 +11,8 @@ from corral.cli.connect import connect
 from corral.cli.display import curves, render
 from corral.cli.options import RunId
 from corral.client.corral import Corral
+from corral.domain.errors import NotFound
+from corral.wire.base import did_you_mean
 from corral.wire.logs import MetricPoint
 
 
@@ -32,7 +34,19 @@ def metrics(
             for point in points:
                 render.show_json_line(point)
         else:
-            _show_metrics(list(points))
+            found = list(points)
+            if name is not None and not found:
+                _refuse_name(corral, run, name)
+            _show_metrics(found)
+
+
+def _refuse_name(corral: Corral, run: str, name: str) -> None:
+    """NotFound if the run has metrics and none of that name."""
+    known = sorted({point.name for point in corral.runs.iter_metrics(corral.runs.resolve(run))})
+    if known:
+        raise NotFound(
+            f"the run has no metric {name}{did_you_mean(name, known)}", hint=f"It has {', '.join(known)}."
+        )
 
 
 def _show_metrics(points: Sequence[MetricPoint]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -59,9 +60,12 @@ def requeue(
     asked = bulk.selection(run, states=states, everything=everything, **filters)
     changes = [*(override or []), *([] if priority is None else [f"priority={priority}"])]
     with connect() as corral:
-        which = bulk.of_one_group(corral, asked)
+        if dry and asked is None and (changes or code):
+            _try_changes(corral, bulk.named(run), changes, code)
+            return
+        which = bulk.by_ids(corral, run) if dry and asked is None else bulk.of_one_group(corral, asked)
         if which is not None:
-            if changes or code or follow_it:
+            if changes or code or (follow_it and not dry):
                 raise InvalidInput("--set, --code, --priority and --follow are for a single run")
             act, done = partial(corral.runs.requeue_all, which), "queued again"
             bulk.act_on_all(act, verb="queue again", done=done, yes=yes, dry=dry, as_json=as_json)
@@ -81,6 +85,15 @@ def requeue(
             render.say("\n".join(run_id for answer in answers for run_id in answer.ids))
         if follow_it:
             raise typer.Exit(follow(corral, answers[0].ids[0]))
+
+
+def _try_changes(corral: Corral, runs: Sequence[str], changes: list[str], code: Path | None) -> None:
+    """Have the server check the changed runs; nothing is stored or sent."""
+    words = [*changes, *([] if code is None else [f"the code of {code}"])]
+    for one in runs:
+        before = corral.runs.get(one)
+        corral.runs.try_out([edited(before.spec, changes) or before.spec])
+        render.say(f"{before.id} would be queued again with {', '.join(words)}")
 
 
 def _as_one(answers: list[SubmitAnswer]) -> SubmitAnswer:

@@ -12,7 +12,6 @@ from corral.cli.display import render
 from corral.cli.options import AsJson, duration_s
 from corral.cli.runs import bulk
 from corral.client.corral import Corral
-from corral.domain.errors import InvalidInput
 from corral.wire.runs import RunSelection
 
 
@@ -36,12 +35,11 @@ def rm(
 ) -> None:
     """Remove runs that have ended, with their logs and the artifacts that no other run uses."""
     filters = {"group": group, "label": label, "name": name, "project": project}
-    which = bulk.selection(run, states=state or [], everything=everything or bool(older), **filters)
+    asked = bulk.selection(run, states=state or [], everything=everything or bool(older), **filters)
     with connect() as corral:
+        which = bulk.by_ids(corral, run) if dry and asked is None else asked
         if which is not None:
             _remove_all(corral, which, older, yes=yes, dry=dry, as_json=as_json)
-        elif dry:
-            raise InvalidInput("--dry-run is for a filter", hint="Give --group, --state or another filter.")
         else:
             _remove_each(corral, run, yes=yes, as_json=as_json)
         if now and not dry:

@@ -12,8 +12,9 @@ import typer
 from corral.cli.display import render
 from corral.cli.server.local_services import LocalServices
 from corral.cli.server.processes import Processes
+from corral.client.hosts.identity import read_identity
 from corral.client.http.discovery import local_url
-from corral.domain.errors import DiskFull, InvalidInput
+from corral.domain.errors import Conflict, DiskFull, InvalidInput
 from corral.settings import process_environment, read_settings
 
 # For a worker that was stopped before it can have begun anything.
@@ -34,6 +35,7 @@ def up(
     """
     settings = read_settings()
     _check_home(settings.home)
+    _check_own(settings.home)
     environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
     station = LocalServices(settings, Processes(settings.home), environ)
     if not station.running():
@@ -63,6 +65,17 @@ def up(
         return
     render.note("Ctrl-C stops it")
     station.watch()
+
+
+def _check_own(home: Path) -> None:
+    """A server in the home of a host that joined another would have no worker, and `down` would end it."""
+    found = read_identity(home / "worker")
+    if found is not None and found.url is not None:
+        raise Conflict(
+            f"{home} is the home of a host ({found.name}) of {found.url}",
+            hint="`corral host status` and `corral host start` are for it; for commands to that server set "
+            "CORRAL_URL and CORRAL_TOKEN; for a server here set CORRAL_HOME to another folder.",
+        )
 
 
 def _check_disk(home: Path) -> None:

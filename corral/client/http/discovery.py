@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from corral.client.hosts.identity import read_identity
 from corral.client.http.own_server import refuse_stranger
 from corral.client.http.trust import context, pinned_ca, read_ca
 from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
@@ -50,7 +51,7 @@ def discover(
         trusted = local.ca if local is not None and (url is None or _same(url, local.url)) else None
     found = url or (local.url if local else None)
     if found is None:
-        raise ServerUnreachable(f"no server is known: CORRAL_URL is not set and {home} holds no server.json")
+        raise _unknown(home)
     if url is None:
         local = own_server(home)
     elif token and not plain_http and (local is None or not _same(url, local.url)):
@@ -68,6 +69,17 @@ def discover(
         )
     own_server(home)
     return ServerAddress(found, trusted, _operator_token(home / "operator.token"))
+
+
+def _unknown(home: Path) -> ServerUnreachable:
+    host = read_identity(home / "worker")
+    if host is not None and host.url is not None:
+        return ServerUnreachable(
+            f"no server is known: CORRAL_URL is not set, and {home} is the home of a host of {host.url}",
+            hint=f"Set CORRAL_URL={host.url} and CORRAL_TOKEN to a token of yours; "
+            "`corral host status` says how the host stands.",
+        )
+    return ServerUnreachable(f"no server is known: CORRAL_URL is not set and {home} holds no server.json")
 
 
 def refuse_plain_http(url: str) -> None:

@@ -196,9 +196,13 @@ async def _each(
         ended_before=ended_before,
     )
     after = parse_time_cursor(body.cursor, "r", RunId)
-    runs = await svc.store.read(
-        lambda tx: tx.runs.page(with_one_group(tx, where), after=after, limit=body.limit)
-    )
+
+    def found(tx: Tx) -> Sequence[Run]:
+        if which.ids:
+            return [read_run(tx, find_run(tx, name, caller)) for name in which.ids]
+        return tx.runs.page(with_one_group(tx, where), after=after, limit=body.limit)
+
+    runs = await svc.store.read(found)
     results: Sequence[wire.ActionResult | Exception]
     if body.dry_run:
         results = await svc.store.read(lambda tx: [_tried(act, tx, run) for run in runs])
@@ -209,7 +213,7 @@ async def _each(
     return wire.ManyAnswer(
         done=[one for one in done if isinstance(one, wire.ActionResult)],
         skipped=[one for one in done if isinstance(one, wire.ActionRefusal)],
-        next=next_page(runs, body.limit, by_time),
+        next=None if which.ids else next_page(runs, body.limit, by_time),
     )
 
 
