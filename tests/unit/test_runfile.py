@@ -324,9 +324,9 @@ def test_a_changed_training_run_that_does_not_fit_is_told_with_the_nearest_name(
     changed = edited(spec, ["train.epoch=1"])
     assert changed is not None
 
-    with corral.Corral("http://127.0.0.1:9", "x") as client:
-        with pytest.raises(InvalidInput, match=r"train\.epoch` is no setting; did you mean `epochs`"):
-            client.runs.submit([changed])
+    told = r"train\.epoch` is no setting; did you mean `epochs`"
+    with corral.Corral("http://127.0.0.1:9", "x") as client, pytest.raises(InvalidInput, match=told):
+        client.runs.submit([changed])
 
 
 def test_a_function_gets_no_secret_in_clear() -> None:
