@@ -8,6 +8,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support.installation import Installation, installed
@@ -156,15 +157,21 @@ def test_where_it_is_turned_off_the_host_says_so(tmp_path: Path) -> None:
         assert "runs share this host's user: CORRAL_ISOLATION is off" in shown
 
 
+@pytest.fixture
+def folder_of_all() -> Iterator[Path]:
+    """One that other users reach; those of pytest lie below one that they do not."""
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_powers_can_isolate_its_runs_too(tmp_path: Path) -> None:
+def test_a_user_without_powers_can_isolate_its_runs_too(folder_of_all: Path) -> None:
     """As a service does, whose user is not root."""
-    hidden, mine = tmp_path / "hidden", tmp_path / "hidden" / "mine"
+    hidden, mine = folder_of_all / "hidden", folder_of_all / "hidden" / "mine"
     mine.mkdir(parents=True)
     (hidden / "secret").write_text("x")
     (mine / "file").write_text("y")
-    for path in (tmp_path.parent.parent, tmp_path.parent, tmp_path, hidden, mine):
-        path.chmod(0o755)
     os.chown(hidden, 65534, 65534)
     child = os.fork()
     if child == 0:
