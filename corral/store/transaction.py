@@ -12,8 +12,7 @@ from corral.store.tables.disk import SqlDisk
 from corral.store.tables.endpoints import SqlEndpoints
 from corral.store.tables.events import SqlEvents
 from corral.store.tables.groups import SqlGroups
-from corral.store.tables.host_samples import SqlHostSamples
-from corral.store.tables.hosts import SqlHosts
+from corral.store.tables.hosts import SqlHosts, SqlHostSamples
 from corral.store.tables.installation import SqlInstallation
 from corral.store.tables.leases import SqlLeases
 from corral.store.tables.logs import SqlLogs
