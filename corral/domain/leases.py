@@ -51,6 +51,8 @@ class Lease(NamedTuple):
     log_bytes: int = 0
     # How much of each GPU's memory it holds; None is the whole of them.
     gpu_bytes: int | None = None
+    # What it costs, in dollars; None is unknown.
+    price_per_hour: float | None = None
 
     @property
     def key(self) -> LeaseKey:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
+from corral.core.hosts.samples import keep
 from corral.core.leases.expire import Sweeper
 from corral.core.queue.fair_share import add_usage
 from corral.core.queue.preemption import Preemptor
@@ -63,10 +64,13 @@ class Loops:
             raise failed[0]
 
     async def reconcile(self) -> None:
-        """Save what projects used, and look at the queue."""
+        """Save what projects used and how busy hosts are, and look at the queue."""
         if unsaved := self._svc.board.shares.unsaved():
             await self._svc.store.write(lambda tx: add_usage(tx, unsaved, self._svc.clock.now()))
             self._svc.board.shares.saved(unsaved)
+        if samples := self._svc.samples.unsaved():
+            await self._svc.store.write(partial(keep, samples=samples))
+            self._svc.samples.saved(samples)
         await self.look()
 
     async def look(self) -> None:

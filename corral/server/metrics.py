@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from corral.core.hosts.samples import FRESH_S
 from corral.core.policy import ServerPolicy
 from corral.core.queue.eligibility import declared_of, effective_of
+from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots
 from corral.store.transaction import Tx
 
@@ -42,7 +46,28 @@ _HELP = {
     "corral_disk_free_bytes": "Free space on the server's disk.",
     "corral_database_bytes": "What the database takes.",
     "corral_project_bytes": "What the files of a project take, each counted once.",
+    "corral_host_cpu_ratio": "The share of a host's processors that was busy in the last minute.",
+    "corral_host_memory_bytes": "Memory of a host.",
+    "corral_host_memory_used_bytes": "Memory of a host that is in use.",
+    "corral_gpu_utilisation_ratio": "The share of the last minute in which a GPU was at work.",
+    "corral_gpu_memory_bytes": "Memory of a GPU.",
+    "corral_gpu_memory_used_bytes": "Memory of a GPU that is in use.",
+    "corral_gpu_temperature_celsius": "Temperature of a GPU.",
+    "corral_gpu_power_watts": "What a GPU draws.",
     "corral_database_damaged": "1 once damage of the database was seen.",
+}
+# The gauges of a host's sample and of its GPUs', and what they are called there.
+_OF_A_HOST = {
+    "corral_host_cpu_ratio": "cpu",
+    "corral_host_memory_bytes": "ram_bytes",
+    "corral_host_memory_used_bytes": "ram_used_bytes",
+}
+_OF_A_GPU = {
+    "corral_gpu_utilisation_ratio": "utilisation",
+    "corral_gpu_memory_bytes": "memory_bytes",
+    "corral_gpu_memory_used_bytes": "memory_used_bytes",
+    "corral_gpu_temperature_celsius": "temperature_c",
+    "corral_gpu_power_watts": "power_w",
 }
 
 
@@ -69,7 +94,32 @@ def gauges_of(tx: Tx, *, now: float, policy: ServerPolicy) -> Gauges:
             ({"project": use.project}, use.gpus) for use in tx.leases.in_use(now=now, since=now) if use.gpus
         ],
         "corral_project_bytes": [({"project": one.project}, one.bytes) for one in tx.disk.projects()],
+        **_samples_of(tx, here, now),
     }
+
+
+def _samples_of(tx: Tx, here: Sequence[Host], now: float) -> Gauges:
+    """How busy the hosts that are here and their GPUs are, by what they said in the last minutes."""
+    found: Gauges = {name: [] for name in (*_OF_A_HOST, *_OF_A_GPU)}
+    names = {host.id: host.name for host in here}
+    for record in tx.host_samples.newest(names, now=now).values():
+        if now - record.at > FRESH_S:
+            continue
+        sample = json.loads(record.sample)
+        of_host = {"host": names[record.host_id]}
+        _add(found, _OF_A_HOST, of_host, sample)
+        for gpu in sample.get("gpus", ()):
+            _add(found, _OF_A_GPU, {**of_host, "gpu": str(gpu["index"])}, gpu)
+    return found
+
+
+def _add(
+    gauges: Gauges, kinds: Mapping[str, str], labels: dict[str, str], sample: Mapping[str, float]
+) -> None:
+    for gauge, name in kinds.items():
+        # What is unknown has no number.
+        if (value := sample.get(name)) is not None:
+            gauges[gauge].append((labels, value))
 
 
 class Snapshot(Collector):

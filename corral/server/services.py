@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from corral.core.calls.context import CallContext
 from corral.core.calls.exchange import CallExchange
+from corral.core.hosts.samples import SampleBuffer
 from corral.core.leases.outcomes import LeaseEnder
 from corral.core.logs import LogWriter
 from corral.core.policy import ServerPolicy
@@ -68,6 +69,7 @@ class Services:
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
     def __post_init__(self) -> None:
+        self.samples = SampleBuffer()
         self.board = Board(margin_s=self.policy.least_margin_s)
         self.long_polls = LongPolls(self.board.shapes)
         self.claims = ClaimDesk(self.store, self.clock, self.policy, self.board, self.long_polls, self.hub)

@@ -8,6 +8,8 @@ from functools import cache, lru_cache
 
 from pydantic import JsonValue as Json
 
+from corral.core.hosts.samples import FRESH_S
+from corral.core.leases.fence import cost_so_far
 from corral.core.policy import ServerPolicy
 from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import declared_of, effective_of
@@ -17,10 +19,13 @@ from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots
+from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.ids import HostId, LeaseId
+from corral.domain.leases import LeaseState
 from corral.domain.runs.reasons import HINTS
-from corral.domain.runs.runs import Event, Run
+from corral.domain.runs.runs import Event, Rank, Run
 from corral.domain.runs.states import FINAL, LEASED
+from corral.server.sample_views import host_sample_view, rank_sample_view
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts import CapabilityReport, HostView
@@ -51,10 +56,9 @@ class NameLookup:
 
 
 def run_view(tx: Tx, run: Run, names: NameLookup) -> RunView:
-    progress: dict[str, Json] = {}
-    if run.state in LEASED:
-        live = tx.leases.live_of_run(run.id)
-        progress = json.loads(live[0].progress) if live else {}
+    live = tx.leases.live_of_run(run.id) if run.state in LEASED else []
+    progress: dict[str, Json] = json.loads(live[0].progress) if live else {}
+    changed_at = run.updated_at or max(run.created_at, run.started_at or 0.0, run.ended_at or 0.0)
     hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
     return RunView(
         **{
@@ -65,19 +69,18 @@ def run_view(tx: Tx, run: Run, names: NameLookup) -> RunView:
             "hint": hint.format(run=run.id) if hint else None,
             "progress": progress,
             "metrics": json.loads(run.metrics),
+            "updated_at": changed_at,
+            "cost": cost_so_far(run, live),
         }
     )
 
 
-def run_detail(tx: Tx, run: Run) -> RunDetail:
+def run_detail(tx: Tx, run: Run, *, now: float) -> RunDetail:
     names = NameLookup(tx)
     attempts = [
         AttemptView(
             **attempt._asdict(),
-            ranks=[
-                RankView(**rank._asdict(), host=_host_of(tx, names, rank.lease_id))
-                for rank in tx.attempts.ranks(run.id, attempt.number)
-            ],
+            ranks=[_rank_view(tx, rank, names, now) for rank in tx.attempts.ranks(run.id, attempt.number)],
         )
         for attempt in tx.attempts.of_run(run.id)
     ]
@@ -113,9 +116,13 @@ def _last_progress(tx: Tx, attempts: list[AttemptView]) -> dict[str, Json]:
     return json.loads(lease.progress) if lease else {}
 
 
-def _host_of(tx: Tx, names: NameLookup, lease_id: object) -> str | None:
-    lease = tx.leases.get(lease_id) if lease_id else None  # type: ignore[arg-type]
-    return names.host(lease.host_id) if lease else None
+def _rank_view(tx: Tx, rank: Rank, names: NameLookup, now: float) -> RankView:
+    lease = tx.leases.get(rank.lease_id) if rank.lease_id else None
+    if lease is None:
+        return RankView(**rank._asdict())
+    live = lease.state is LeaseState.LIVE
+    sample = rank_sample_view(tx, lease, now=now, fresh_s=FRESH_S) if live else None
+    return RankView(**rank._asdict(), host=names.host(lease.host_id), sample=sample)
 
 
 def event_view(event: Event, names: NameLookup) -> EventView:
@@ -153,7 +160,13 @@ def lease_json(grant: Grant, policy: ServerPolicy) -> str:
 
 
 def host_view(
-    host: Host, busy: int, *, now: float, policy: ServerPolicy, credential_expires_at: float | None = None
+    host: Host,
+    busy: int,
+    *,
+    now: float,
+    policy: ServerPolicy,
+    credential_expires_at: float | None = None,
+    sample: HostSampleRecord | None = None,
 ) -> HostView:
     capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
     counts = capability
@@ -172,6 +185,7 @@ def host_view(
             "effective_slots": effective_slots(host.slots, declared_of(host)),
             "set_aside_until": host.set_aside_until if aside else None,
             "set_aside_why": host.set_aside_why if aside else None,
+            "sample": None if sample is None else host_sample_view(sample, host),
         }
     )
 

@@ -11,6 +11,7 @@ from corral.domain.audit import AuditEntry
 from corral.domain.calls import CallRecord, Chunk
 from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, ServingVersion
 from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.installation import Installation
 from corral.domain.leases import Lease
 from corral.domain.manifests import Manifest, ManifestRun
@@ -77,6 +78,7 @@ ENDPOINT = RecordKind(Endpoint)
 EVENT = RecordKind(Event)
 GROUP = RecordKind(Group)
 HOST = RecordKind(Host)
+HOST_SAMPLE = RecordKind(HostSampleRecord)
 HOURS = RecordKind(UsageHours)
 INSTALLATION = RecordKind(Installation)
 INSTANCE = RecordKind(Instance)

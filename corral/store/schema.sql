@@ -58,7 +58,11 @@ CREATE TABLE runs (
     preemptible INTEGER NOT NULL DEFAULT 0,
     schedule_id TEXT,
     lost_hosts INTEGER NOT NULL DEFAULT 0,
-    policy TEXT
+    policy TEXT,
+    -- What its leases that have ended cost, in dollars; NULL is unknown.
+    cost REAL,
+    -- When its last event was written; NULL of a run from before this was kept.
+    updated_at REAL
 );
 -- SQLite looks up the state although the condition says it: with it here, the table is not touched.
 CREATE INDEX runs_claim ON runs (shape, priority DESC, project, ready_at, id/*sqlite , state*/) WHERE state = 'queued';
@@ -160,7 +164,9 @@ CREATE TABLE leases (
     sample TEXT NOT NULL,
     event_seq INTEGER NOT NULL,
     log_bytes INTEGER NOT NULL,
-    gpu_bytes INTEGER
+    gpu_bytes INTEGER,
+    -- In dollars; NULL is unknown.
+    price_per_hour REAL
 );
 CREATE INDEX leases_expiry ON leases (expires_at) WHERE state = 'live';
 CREATE INDEX leases_host ON leases (host_id) WHERE state = 'live';
@@ -619,3 +625,12 @@ CREATE TABLE installation (
     created_at REAL NOT NULL,
     accepted INTEGER NOT NULL
 );
+
+-- How busy a host was, the mean of each minute, as JSON.
+CREATE TABLE host_samples (
+    host_id TEXT NOT NULL,
+    at REAL NOT NULL,
+    sample TEXT NOT NULL,
+    PRIMARY KEY (host_id, at)
+)/*sqlite  WITHOUT ROWID*/;
+CREATE INDEX host_samples_at ON host_samples (at);

@@ -12,7 +12,7 @@ from corral.store.tables.disk import SqlDisk
 from corral.store.tables.endpoints import SqlEndpoints
 from corral.store.tables.events import SqlEvents
 from corral.store.tables.groups import SqlGroups
-from corral.store.tables.hosts import SqlHosts
+from corral.store.tables.hosts import SqlHosts, SqlHostSamples
 from corral.store.tables.installation import SqlInstallation
 from corral.store.tables.leases import SqlLeases
 from corral.store.tables.logs import SqlLogs
@@ -45,6 +45,7 @@ class Tx:
         self.endpoints = SqlEndpoints(connection)
         self.events = SqlEvents(connection)
         self.groups = SqlGroups(connection)
+        self.host_samples = SqlHostSamples(connection)
         self.hosts = SqlHosts(connection)
         self.installation = SqlInstallation(connection)
         self.leases = SqlLeases(connection)

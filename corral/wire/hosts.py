@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator
 from pydantic import JsonValue as Json
 
 from corral.domain.hosts.capability import Capability, Gpu
 from corral.domain.hosts.policy import SUBJECTS, HostPolicy
+from corral.domain.hosts.samples import MOST_GPUS
 from corral.wire.base import Answer, AnswerPage, Exact, Name, PlainText, RequestId, Size, Strict, known_only
 from corral.wire.spec.tables import SystemName
 
 _MAX_PEM = 16_384
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Bytes = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class CaAnswer(Answer):
@@ -99,6 +102,56 @@ class CapabilityReport(Strict):
         return Capability(**{**self.model_dump(exclude={"gpus"}), "gpus": gpus, "labels": tuple(self.labels)})
 
 
+class GpuSampleReport(Strict):
+    """How one GPU was; null is unknown, never zero."""
+
+    index: int = Field(ge=0, le=4096)
+    utilisation: Ratio | None = Field(None, description="The share of the time in which it was at work.")
+    memory_used_bytes: Bytes | None = None
+    memory_bytes: Bytes | None = None
+    temperature_c: float | None = Field(None, ge=-100, le=1000, description="Degrees Celsius.")
+    power_w: float | None = Field(None, ge=0, le=100_000, description="Watts.")
+
+
+class HostSampleReport(Strict):
+    """How busy the host was, on average since its last report."""
+
+    cpu: Ratio | None = Field(None, description="The share of all its processors that was busy.")
+    ram_used_bytes: Bytes | None = None
+    ram_bytes: Bytes | None = None
+    gpus: list[GpuSampleReport] = Field(default=[], max_length=MOST_GPUS)
+
+    @field_validator("gpus")
+    @classmethod
+    def _each_once(cls, gpus: list[GpuSampleReport]) -> list[GpuSampleReport]:
+        if len({gpu.index for gpu in gpus}) != len(gpus):
+            raise ValueError("names a GPU twice")
+        return gpus
+
+
+class GpuSampleView(Answer):
+    index: int
+    name: str | None = None
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
+class HostSampleView(Answer):
+    """The mean of about a minute, that began at `at`. What is not known is null."""
+
+    at: float
+    cpu: float | None = None
+    ram_used_bytes: int | None = None
+    ram_bytes: int | None = None
+    gpus: list[GpuSampleView] = []
+
+
+class HostSamplePage(AnswerPage[HostSampleView]): ...
+
+
 class HostView(Answer):
     id: str
     name: str
@@ -119,6 +172,7 @@ class HostView(Answer):
     strikes: int = Field(0, description="Failures in a row that look like its own.")
     set_aside_until: float | None = None
     set_aside_why: str | None = None
+    sample: HostSampleView | None = Field(None, description="How busy it was when it last said so.")
 
 
 class HostPage(AnswerPage[HostView]): ...
@@ -182,6 +236,12 @@ class HostTable(Exact):
         max_length=256,
         description="Only secrets of these projects: another's run that needs some is refused. `[]`: none.",
     )
+    price_per_hour: float | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="What the whole host costs, in dollars; a run costs its share of the GPUs, or a slot.",
+    )
 
     def declared(self) -> HostPolicy:
         return HostPolicy(
@@ -197,4 +257,5 @@ class HostTable(Exact):
             deny=tuple(self.deny),
             projects=None if self.projects is None else tuple(sorted(set(self.projects))),
             secrets=None if self.secrets is None else tuple(sorted(set(self.secrets))),
+            price_per_hour=self.price_per_hour,
         )

@@ -9,6 +9,7 @@ from pydantic import JsonValue as Json
 
 from corral.domain.runs.states import FINAL, RunState
 from corral.wire.base import Answer, AnswerPage, Name, PlainText, RequestId, Strict, known_only
+from corral.wire.hosts import GpuSampleView
 from corral.wire.spec.run_file import RunSpec, Scalar
 from corral.wire.spec.train import each
 
@@ -55,6 +56,15 @@ class SubmitAnswer(Answer):
     hosts: list[Placement] = []
 
 
+class RankSampleView(Answer):
+    """How busy a process that runs, with all below it, and its GPUs were at its worker's last beat."""
+
+    at: float | None = None
+    rss_bytes: int | None = None
+    processes: int | None = None
+    gpus: list[GpuSampleView] = []
+
+
 class RankView(Answer):
     rank: int
     state: str
@@ -63,6 +73,7 @@ class RankView(Answer):
     host: str | None = None
     reason: str | None = None
     exit_code: int | None = None
+    sample: RankSampleView | None = Field(None, description="While it runs.")
 
 
 class AttemptView(Answer):
@@ -99,6 +110,10 @@ class RunView(Answer):
     ended_at: float | None = None
     # Seconds under leases that have ended; waiting between attempts is not in it.
     ran_s: float = 0
+    updated_at: float | None = Field(None, description="When its last event was written.")
+    cost: float | None = Field(
+        None, description="What its time on hosts has cost so far, in dollars; null where a price is unknown."
+    )
     progress: dict[str, Json] = {}
     metrics: dict[str, float] = {}
     artifact_id: str | None = None

@@ -31,6 +31,7 @@ from corral.worker.host.gpus import CUDA, GpuProbe
 from corral.worker.host.health import HostHealth
 from corral.worker.host.isolation import Isolation
 from corral.worker.host.probe import HostProbe
+from corral.worker.host.sampler import HostSampler
 from corral.worker.prepare.cache import InputCache
 from corral.worker.report.outbox import Outbox
 from corral.worker.server_link import ServerLink
@@ -128,6 +129,8 @@ def work(settings: Settings, child_umask: int) -> int:
     logger.info("worker of host %s (%s) with %d slots", identity.name, identity.host_id, slots)
     CredentialRotation(credential).start()
     agent.start()
+    # A host that surely has no GPUs asks no driver.
+    HostSampler(lambda: machine.sample(with_gpus=agent.capability.gpus != ()), host.link).start()
     drain_asked.wait()
     logger.info("draining; a second signal ends at once")
     agent.drain()

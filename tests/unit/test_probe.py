@@ -14,6 +14,8 @@ import pytest
 
 from corral import __version__
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Requirements, judge
+from corral.domain.hosts.samples import GpuSample, HostSample, mean_of
+from corral.wire.leases import BeatRequest
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey
 from corral.worker.host.nvml import survey
@@ -389,6 +391,44 @@ def test_a_beat_samples_only_the_gpus_of_its_lease_and_leaves_out_what_is_unknow
     }
 
 
+def test_a_beat_of_many_gpus_holds_no_more_than_a_server_takes() -> None:
+    """DEF-02: a beat that is refused costs the lease."""
+    many = list(range(40))
+
+    sample = gpu_sample(many, gpus=found(*map(gpu, many)))
+
+    assert BeatRequest(sample={**sample, "ran_s": 1, "rss_bytes": 1, "cpu_s": 1, "processes": 1})
+    assert sample["gpu0_utilisation"] == 0.5
+
+
+def test_a_host_says_how_busy_it_is_and_asks_no_driver_where_there_are_no_gpus(tmp_path: Path) -> None:
+    """DEF-02."""
+    hot: dict[str, Any] = {"temperature_c": 71, "power_w": 300.5}
+    machine = HostProbe(tmp_path, [], gpus=found(gpu(0, **hot), gpu(1)))
+
+    seen = machine.sample(with_gpus=True)
+
+    assert seen.ram_bytes is not None
+    assert 0 < (seen.ram_used_bytes or 0) < seen.ram_bytes
+    assert 0 <= (seen.cpu or 0) <= 1
+    busy: dict[str, Any] = {"utilisation": 0.5, "memory_used_bytes": 40 * GIB, "memory_bytes": 140 * GIB}
+    assert seen.gpus == (GpuSample(0, **busy, **hot), GpuSample(1, **busy))
+    asks = HostProbe(tmp_path, [], gpus=GpuProbe(["/no/such/program"]))
+    assert asks.sample(with_gpus=False).gpus == ()
+
+
+def test_what_is_reported_is_the_mean_of_what_is_known() -> None:
+    """DEF-02."""
+    looks = [
+        HostSample(0.1, 10, 100, (GpuSample(1, 0.5, 40, 80, None, 100.0), GpuSample(0))),
+        HostSample(None, 21, 100, (GpuSample(1, 1.0, 41, 80, 50.0, None),)),
+        HostSample(0.3, 30, 100),
+    ]
+
+    assert mean_of(looks) == HostSample(0.2, 20, 100, (GpuSample(0), GpuSample(1, 0.75, 40, 80, 50.0, 100.0)))
+    assert mean_of([]) == HostSample()
+
+
 def test_a_beat_without_gpus_starts_no_process() -> None:
     assert gpu_sample([], gpus=GpuProbe(["/no/such/program"])) == {}
 
@@ -423,6 +463,9 @@ def driver(**changes: Any) -> SimpleNamespace:
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=8, free=5, used=3),
         "nvmlDeviceGetCudaComputeCapability": lambda _: (12, 1),
         "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=25),
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlDeviceGetTemperature": lambda _, sensor: 41 + sensor,
+        "nvmlDeviceGetPowerUsage": lambda _: 61_250,
     }
     return SimpleNamespace(**(calls | changes))
 
@@ -438,6 +481,8 @@ def test_the_driver_is_asked_for_everything() -> None:
             "free_bytes": 5,
             "used_bytes": 3,
             "utilisation": 0.25,
+            "temperature_c": 41,
+            "power_w": 61.25,
             "driver": "580.1",
         }
     ]
@@ -449,6 +494,15 @@ def test_what_the_driver_does_not_say_is_unknown() -> None:
 
     assert one["memory_bytes"] is None
     assert one["compute_capability"] == "12.1"
+
+
+def test_a_gpu_without_a_sensor_has_no_temperature_and_no_power() -> None:
+    """DEF-02: unknown, not 0."""
+    silent = {"nvmlDeviceGetTemperature": fail(NvmlError), "nvmlDeviceGetPowerUsage": fail(NvmlError)}
+    (one,) = survey(driver(**silent))["gpus"]
+
+    assert (one["temperature_c"], one["power_w"]) == (None, None)
+    assert one["utilisation"] == 0.25
 
 
 def test_a_gpu_that_fell_off_the_bus_leaves_the_others_usable() -> None:

@@ -126,6 +126,19 @@ def _columns(points: Sequence[Point], first: float, span: float, columns: int) -
     return means
 
 
+def timeline(
+    points: Sequence[Point], *, since: float, until: float, scale: tuple[float, float], width: int
+) -> str:
+    """A series over time on a given scale; where nothing is known, there is a gap."""
+    low, high = scale
+    shares: dict[int, list[float]] = {}
+    for at, value in _finite(points):
+        column = int((at - since) / max(until - since, 1.0) * width)
+        shares.setdefault(min(max(column, 0), width - 1), []).append(value)
+    means = [sum(shares[each]) / len(shares[each]) if each in shares else None for each in range(width)]
+    return "".join(" " if mean is None else _EIGHTHS[min(8, _level(mean, low, high, 8))] for mean in means)
+
+
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """The shape of a series; each mark is the mean of its share of the points."""
     means = _means([value for value in values if math.isfinite(value)], width)

@@ -103,6 +103,15 @@ def show_lines(lines: Iterable[Text]) -> None:
     typer.echo(captured.get(), nl=False)
 
 
+def begin_screen() -> None:
+    """What follows is drawn anew from the top of the terminal; elsewhere a blank line parts it."""
+    out = console()
+    if out.is_terminal:
+        out.clear()
+    else:
+        typer.echo()
+
+
 def show_list(
     items: object,
     columns: Sequence[str],
@@ -183,6 +192,11 @@ def size(count: int | None) -> str | None:
 def count(number: int, thing: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def dollars(amount: float | None) -> str | None:
+    """`$12.34`; with more digits where it is less than a dollar."""
+    return None if amount is None else f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.2g}"
 
 
 def number(value: float) -> str:

@@ -9,7 +9,7 @@ import typer
 from corral.cli.display import render
 from corral.cli.hosts.enroll import enroll
 from corral.cli.hosts.host_home import Home, HostHome
-from corral.cli.hosts.hosts import standing
+from corral.cli.hosts.load import standing
 from corral.cli.hosts.service import service
 from corral.cli.hosts.service.systemd import SystemdUnit
 from corral.cli.options import AsJson, command_group

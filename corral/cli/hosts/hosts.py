@@ -9,6 +9,8 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.hosts.history import show_history
+from corral.cli.hosts.load import busy, load, show_gpus, standing, watch_hosts
 from corral.cli.options import AsJson, command_group
 from corral.domain.hosts.capability import ENGINE_PACKAGES
 from corral.wire.hosts import CapabilityReport, HostView
@@ -22,16 +24,22 @@ _POLICY = (
     ("projects", "projects"),
     ("secrets", "secrets of"),
     ("slots_per_gpu", "runs per GPU"),
+    ("price_per_hour", "price per hour"),
 )
 
 
 @app.command("ls")
 def list_hosts(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are revoked.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show how busy they are, again and again until Ctrl-C.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List hosts and what they have."""
     with connect() as corral:
+        if watch:
+            watch_hosts(corral, everything=everything)
         found = corral.hosts.all()
     hosts = [host for host in found if everything or host.revoked_at is None]
     rows = [
@@ -39,7 +47,7 @@ def list_hosts(
             host.id,
             host.name,
             standing(host),
-            f"{host.busy}/{host.slots if host.effective_slots is None else host.effective_slots}",
+            busy(host),
             *_equipment(host),
             render.age(host.last_seen_at),
         )
@@ -48,18 +56,6 @@ def list_hosts(
     columns = ("HOST", "NAME", "STATE", "BUSY", "CORES", "MEMORY", "GPUS", "ENGINE", "SEEN")
     empty = "no host is enrolled; `corral tokens join` lets one join"
     render.show_list(hosts, columns, rows, as_json=as_json, empty=empty)
-
-
-def standing(host: HostView) -> str:
-    if host.revoked_at is not None:
-        return "revoked"
-    if host.last_seen_at is None:
-        return "never seen"
-    if not host.alive:
-        return "away"
-    if host.draining:
-        return "draining"
-    return "ready" if host.set_aside_until is None else "set aside"
 
 
 def _equipment(host: HostView) -> tuple[render.Cell, ...]:
@@ -92,9 +88,21 @@ def resume(host: Host) -> None:
 
 
 @app.command()
-def show(host: Host, as_json: AsJson = False) -> None:
+def show(
+    host: Host,
+    history: Annotated[
+        bool, typer.Option("--history", help="How busy it was: processors, memory and GPUs over time.")
+    ] = False,
+    hours: Annotated[
+        float, typer.Option(min=0.1, max=24, help="With --history: so far back; a day is kept.")
+    ] = 3.0,
+    as_json: AsJson = False,
+) -> None:
     """Show one host: what it has, what of it is busy, and how long its credential lasts."""
     with connect() as corral:
+        if history:
+            show_history(corral, host, hours=hours, as_json=as_json)
+            return
         view = corral.hosts.get(host)
     if as_json:
         render.show_json(view)
@@ -107,6 +115,7 @@ def show(host: Host, as_json: AsJson = False) -> None:
         ("state", standing(view)),
         ("slots", f"{view.busy} of {slots} busy"),
         ("seen", render.age(view.last_seen_at)),
+        ("load", load(view)),
         ("revoked", render.moment(view.revoked_at)),
         ("set aside", aside and f"until {aside}: {view.set_aside_why}; `corral hosts resume` ends it"),
         ("credential", render.moment(view.credential_expires_at)),
@@ -117,6 +126,9 @@ def show(host: Host, as_json: AsJson = False) -> None:
         ("fault", None if has is None else has.fault),
         ("problem", None if has is None else has.gpu_note),
     )
+    if view.sample is not None and view.sample.gpus:
+        render.say()
+        show_gpus(view.sample.gpus)
     _show_equipment(view)
 
 

@@ -9,6 +9,7 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, train_settings
 from corral.cli.groups import SweepQuestion, show_group
+from corral.cli.hosts.load import GPU_COLUMNS, gpu_cells
 from corral.cli.options import AsJson, RunId
 from corral.durations import format_duration
 from corral.wire.runs import AttemptView, ParentView, RunDetail
@@ -27,6 +28,7 @@ def show(run: RunId, as_json: AsJson = False) -> None:
     else:
         _show_run(found)
         _show_attempts(found.attempts)
+        _show_gpus(found.attempts)
 
 
 def _show_run(run: RunDetail) -> None:
@@ -53,7 +55,10 @@ def _show_run(run: RunDetail) -> None:
         ("submitted", f"{render.moment(run.created_at)} by {run.submitted_by or 'unknown'}"),
         ("started", render.moment(run.started_at)),
         ("ended", render.moment(run.ended_at)),
+        ("changed", render.moment(run.updated_at)),
         ("ran", ran(run)),
+        ("uses", _uses(run.attempts)),
+        ("cost", render.dollars(run.cost)),
         ("command", json.dumps(run.command or run.spec.argv, ensure_ascii=False) if run.spec.argv else None),
         ("model", run.spec.model),
         ("revision", run.spec.model_revision),
@@ -90,6 +95,35 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
     ]
     columns = ("ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "EXIT", "REASON")
     render.show_table(columns, rows, empty="")
+
+
+def _uses(attempts: Sequence[AttemptView]) -> str | None:
+    """`1.2 GiB of memory in 3 processes`, of all its ranks that run."""
+    running = [rank.sample for attempt in attempts for rank in attempt.ranks if rank.sample]
+    known = [sample for sample in running if sample.rss_bytes is not None]
+    if not known:
+        return None
+    memory = render.size(sum(sample.rss_bytes or 0 for sample in known))
+    return f"{memory} of memory in {_processes(sum(sample.processes or 0 for sample in known))}"
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
+
+
+def _show_gpus(attempts: Sequence[AttemptView]) -> None:
+    """The GPUs that it has, and how busy they are."""
+    rows = [
+        (rank.rank, rank.host, *gpu_cells(gpu))
+        for attempt in attempts
+        for rank in attempt.ranks
+        for gpu in (rank.sample.gpus if rank.sample else ())
+    ]
+    if not rows:
+        return
+    render.say()
+    columns = ("RANK", "HOST", *GPU_COLUMNS)
+    render.show_table(columns, rows, empty="", spare=("RANK", "HOST"))
 
 
 def _parent(parent: ParentView) -> str:

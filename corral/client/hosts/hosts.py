@@ -10,6 +10,9 @@ from corral.wire.hosts import (
     EnrollRequest,
     HostCredential,
     HostPage,
+    HostSamplePage,
+    HostSampleReport,
+    HostSampleView,
     HostView,
     RotateCredentialRequest,
 )
@@ -44,6 +47,11 @@ class Hosts(Api):
     def resume(self, host_id: str) -> HostView:
         return self._transport.repeat("POST", self._path(host_id, "resume"), HostView)
 
+    def samples(self, host_id: str, *, since: float | None = None) -> list[HostSampleView]:
+        """How busy it was, a row a minute, oldest first; of the last day, or from `since` on (Unix time)."""
+        params: dict[str, float] = {"limit": 1000} | ({} if since is None else {"since": since})
+        return list(self._transport.items(self._path(host_id, "samples"), HostSamplePage, params))
+
 
 class OwnHost(Api):
     """What a host calls in its own name: joining, and keeping its credential."""
@@ -59,6 +67,10 @@ class OwnHost(Api):
 
     def rotate(self, request: RotateCredentialRequest) -> HostCredential:
         return self._transport.repeat("POST", self._path("rotate"), HostCredential, body=request)
+
+    def report_sample(self, report: HostSampleReport) -> None:
+        """How busy it was. One that does not arrive is lost: the next says as much."""
+        self._transport.once("POST", self._path("sample"), type(None), body=report)
 
     def settle(self) -> None:
         self._transport.repeat("POST", self._path("settle"), type(None))

@@ -176,6 +176,7 @@ def remove_host(tx: Tx, host: Host, *, by: Author) -> None:
         )
     end_credentials(tx, host.id, now=by.now)
     tx.hosts.delete(host.id)
+    tx.host_samples.delete(host.id)
     note(tx, "host.remove", f"host:{host.name}", by, host=host.id)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from corral.core.hosts import faults
+from corral.core.hosts.prices import with_cost
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.dependencies import move
@@ -112,7 +113,7 @@ def use_time(tx: Tx, run: Run, lease: Lease, shares: Shares, ran_s: float, *, no
     shares.closed(run.project, ran_s, gpus)
     for month, part_s in by_month(now, ran_s):
         tx.quotas.add_hours(UsageHours(run.project, month, part_s, part_s * gpus))
-    return run._replace(ran_s=run.ran_s + ran_s)
+    return with_cost(run, lease, ran_s)._replace(ran_s=run.ran_s + ran_s)
 
 
 def _unuse_time(tx: Tx, run: Run, lease: Lease) -> Run:
@@ -121,7 +122,7 @@ def _unuse_time(tx: Tx, run: Run, lease: Lease) -> Run:
     if lease.closed_at is not None:
         for month, part_s in by_month(lease.closed_at, ran_s):
             tx.quotas.add_hours(UsageHours(run.project, month, -part_s, -part_s * gpus))
-    return run._replace(ran_s=max(0.0, run.ran_s - ran_s))
+    return with_cost(run, lease, -ran_s)._replace(ran_s=max(0.0, run.ran_s - ran_s))
 
 
 def known_s(lease: Lease) -> float:
@@ -133,6 +134,14 @@ def known_s(lease: Lease) -> float:
     if isinstance(told, int | float):
         return max(0.0, float(told))
     return max(0.0, (lease.beaten_at or lease.granted_at) - lease.granted_at)
+
+
+def cost_so_far(run: Run, live: Sequence[Lease]) -> float | None:
+    """With what its live leases have cost up to their last beats; None if a part of it is unknown."""
+    for lease in live:
+        ran_s = known_s(lease)
+        run = with_cost(run, lease, ran_s)._replace(ran_s=run.ran_s + ran_s)
+    return run.cost
 
 
 def end_rank(tx: Tx, lease: Lease, event: RankEvent, *, reason: Reason, exit_code: int | None = None) -> Rank:

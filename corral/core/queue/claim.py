@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.hosts import faults
+from corral.core.hosts.prices import price_per_hour
 from corral.core.leases.fence import release_boot
 from corral.core.logs import left_bytes
 from corral.core.policy import ServerPolicy
@@ -153,6 +154,7 @@ class Claim:
             expires_at=now + self.policy.first_beat_s,
             active_at=now,
             gpu_bytes=choice.gpu_bytes,
+            price_per_hour=price_per_hour(host, gpus, choice.gpu_bytes),
         )
         tx.leases.insert(lease)
         run = move(

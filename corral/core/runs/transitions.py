@@ -34,7 +34,7 @@ def step(
     **changes: Any,
 ) -> Run:
     """Step the run and write what changed with it. IllegalTransition if the table has no such row."""
-    run = run._replace(state=step_run(run.state, event), event_n=run.event_n + 1, **changes)
+    run = run._replace(state=step_run(run.state, event), **changes)
     return _keep(tx, run, str(event), at=at, actor=actor, data={**(data or {}), "state": run.state})
 
 
@@ -42,10 +42,11 @@ def record(
     tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None = None
 ) -> Run:
     """Save the run together with one more event in its history."""
-    return _keep(tx, run._replace(event_n=run.event_n + 1), kind, at=at, actor=actor, data=data)
+    return _keep(tx, run, kind, at=at, actor=actor, data=data)
 
 
 def _keep(tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None) -> Run:
+    run = run._replace(event_n=run.event_n + 1, updated_at=at)
     tx.runs.save(run)
     tx.events.append(Event(run.id, run.event_n, at, kind, actor, canonical(data or {})))
     tx.announce(TOPIC_RUN, run.id)

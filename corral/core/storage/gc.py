@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from corral.core.hosts import samples
 from corral.core.hosts.enroll import retire_run_hosts
 from corral.core.logs import segment_key
 from corral.core.policy import ServerPolicy
@@ -46,6 +47,7 @@ class GarbageCollector:
         logs = await self._old_logs(in_thread)
         uploads = await self._unused_uploads()
         await self._old_volume_versions()
+        await self._until_less(lambda tx: samples.drop_old(tx, now=self.clock.now(), limit=PAGE))
         await self._until_less(lambda tx: retire_run_hosts(tx, now=self.clock.now(), limit=PAGE))
         await self.store.write(lambda tx: tx.blobs.expire_pins(self.clock.now()))
         for project in await self.store.read(_limited_projects):

@@ -40,6 +40,8 @@ class HostPolicy:
     deny: tuple[str, ...] = ()
     projects: tuple[str, ...] | None = None
     secrets: tuple[str, ...] | None = None
+    # Of the whole host, in dollars.
+    price_per_hour: float | None = None
 
     @property
     def digest(self) -> Digest:

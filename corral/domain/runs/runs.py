@@ -71,6 +71,10 @@ class Run(NamedTuple):
     event_n: int = 0
     # How many hosts were lost while they ran it.
     lost_hosts: int = 0
+    # What its leases that have ended cost, in dollars. None is unknown, or nothing has run yet.
+    cost: float | None = None
+    # When its last event was written; None of a run from before this was kept.
+    updated_at: float | None = None
 
     def born_again(self, *, submitted_by: str, now: float) -> Run:
         """The same run as a new one of the next generation."""

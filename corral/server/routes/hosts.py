@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+import math
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 
 from corral.core.audit import Author, note
 from corral.core.hosts import enroll as enrol
 from corral.core.hosts.drain import DrainStop, empty, set_draining
 from corral.core.hosts.enroll import JoinRequest, find_host, lock_host
+from corral.core.hosts.samples import KEPT_S
 from corral.core.topics import TOPIC_HOST
+from corral.domain.canonical import canonical
 from corral.domain.errors import NotFound
 from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.ids import HostId
 from corral.server.auth import Caller, EnrolledHost, Joining, Operator, OwnHost, User, origin_of
 from corral.server.pages import Limit, next_page, parse_id_cursor
+from corral.server.sample_views import host_sample_view
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.store.transaction import Tx
 from corral.wire import hosts as wire
-from corral.wire.hosts import HostPage, HostView
+from corral.wire.hosts import HostPage, HostSamplePage, HostView
 
 router = APIRouter(prefix="/v1", tags=["hosts"])
+Since = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False)]
 
 
 @router.get("/ca")
@@ -99,6 +107,12 @@ async def leave(host_id: EnrolledHost, request: Request, svc: Svc) -> None:
     svc.token_cache.forget_host(host_id)
 
 
+@router.post("/hosts/self/sample", status_code=204)
+async def report_sample(body: wire.HostSampleReport, host_id: OwnHost, svc: Svc) -> None:
+    """How busy the host that calls was since it last said so. One report a minute is kept."""
+    svc.samples.put(host_id, canonical(body.model_dump(exclude_none=True)), svc.clock.now())
+
+
 @router.get("/hosts")
 async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
     """Hosts: what they have, whether they are here, and how many of their slots are busy."""
@@ -108,7 +122,8 @@ async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: L
         busy = dict(tx.hosts.busy())
         hosts = tx.hosts.page(after, limit)
         now = svc.clock.now()
-        items = [_view(tx, host, busy.get(host.id, 0), svc, now) for host in hosts]
+        samples = tx.host_samples.newest([host.id for host in hosts], now=now)
+        items = [_view(tx, host, busy.get(host.id, 0), samples.get(host.id), svc, now) for host in hosts]
         return HostPage(items=items, next=next_page(hosts, limit, lambda last: last.id))
 
     return await svc.store.read(unit)
@@ -118,6 +133,29 @@ async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: L
 async def show_host(host_id: str, caller: User, svc: Svc) -> HostView:
     """One host, by id or name."""
     return await svc.store.read(lambda tx: _detail(tx, find_host(tx, host_id), svc))
+
+
+@router.get("/hosts/{host_id}/samples")
+async def list_samples(
+    host_id: str,
+    caller: User,
+    svc: Svc,
+    since: Since = None,
+    cursor: Since = None,
+    limit: Limit = 1000,
+) -> HostSamplePage:
+    """How busy a host was, oldest first: a row a minute, of the last day or from `since` on (Unix time)."""
+    now = svc.clock.now()
+    oldest = max(now - KEPT_S, since or 0.0)
+
+    def unit(tx: Tx) -> HostSamplePage:
+        host = find_host(tx, host_id)
+        after = math.nextafter(oldest, -math.inf) if cursor is None else cursor
+        found = tx.host_samples.page(host.id, after=after, now=now, limit=limit)
+        items = [host_sample_view(one, host) for one in found]
+        return HostSamplePage(items=items, next=next_page(found, limit, lambda last: repr(last.at)))
+
+    return await svc.store.read(unit)
 
 
 @router.post("/hosts/{host_id}/drain")
@@ -192,9 +230,13 @@ def _own(tx: Tx, host_id: HostId) -> Host:
 
 
 def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
-    return _view(tx, host, dict(tx.hosts.busy()).get(host.id, 0), svc, svc.clock.now())
+    now = svc.clock.now()
+    sample = tx.host_samples.newest([host.id], now=now).get(host.id)
+    return _view(tx, host, dict(tx.hosts.busy()).get(host.id, 0), sample, svc, now)
 
 
-def _view(tx: Tx, host: Host, busy: int, svc: Services, now: float) -> HostView:
-    expires_at = enrol.credential_ends(tx, host, now=now)
-    return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=expires_at)
+def _view(
+    tx: Tx, host: Host, busy: int, sample: HostSampleRecord | None, svc: Services, now: float
+) -> HostView:
+    ends = enrol.credential_ends(tx, host, now=now)
+    return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=ends, sample=sample)

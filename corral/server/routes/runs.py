@@ -248,7 +248,9 @@ def _answered(run: Run, result: wire.ActionResult | Exception) -> wire.ActionRes
 @router.get("/runs/{run}")
 async def get_run(run: str, caller: User, svc: Svc) -> wire.RunDetail:
     """One run: its spec, its attempts, how it stands and why it ended."""
-    return await svc.store.read(lambda tx: run_detail(tx, read_run(tx, find_run(tx, run, caller))))
+    return await svc.store.read(
+        lambda tx: run_detail(tx, read_run(tx, find_run(tx, run, caller)), now=svc.clock.now())
+    )
 
 
 @router.get("/runs/{run}/artifacts")

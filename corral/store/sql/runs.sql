@@ -28,7 +28,7 @@ UPDATE runs SET
     used_infrastructure = :used_infrastructure, used_memory = :used_memory, used_code = :used_code,
     ran_s = :ran_s, stop_deadline = :stop_deadline, stop_reason = :stop_reason, last_host = :last_host,
     artifact_id = :artifact_id, metrics = :metrics, event_n = :event_n,
-    lost_hosts = :lost_hosts
+    lost_hosts = :lost_hosts, cost = :cost, updated_at = :updated_at
 WHERE id = :id;
 
 -- name: run_save_policy

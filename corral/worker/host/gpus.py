@@ -21,6 +21,7 @@ CUDA_TIMEOUT_S = 120.0
 TRY_AGAIN_S = 60.0
 _HANGS = f"CUDA did not start within {CUDA_TIMEOUT_S:g} s"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_OF_THE_MOMENT = ("free_bytes", "used_bytes", "utilisation", "temperature_c", "power_w")
 _OF_A_GPU = ("index", "name", "uuid", "memory_bytes", "compute_capability", "driver")
 
 
@@ -32,6 +33,8 @@ class GpuState:
     free_bytes: int | None
     used_bytes: int | None
     utilisation: float | None
+    temperature_c: float | None = None
+    power_w: float | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ def _parse(output: str) -> GpuSurvey:
 
 def _state(found: dict[str, Any]) -> GpuState:
     gpu = Gpu(**{name: found[name] for name in _OF_A_GPU})
-    return GpuState(gpu, found["free_bytes"], found["used_bytes"], found["utilisation"])
+    return GpuState(gpu, **{name: found.get(name) for name in _OF_THE_MOMENT})
 
 
 def _visible(found: GpuSurvey, named: str | None) -> GpuSurvey:

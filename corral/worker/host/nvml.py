@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pynvml
@@ -51,6 +52,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Json:
     memory = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     version = _known(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
     rates = _known(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    milliwatts = _known(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return {
         "index": index,
         "name": _text(nvml.nvmlDeviceGetName(handle)),
@@ -60,7 +62,19 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Json:
         "free_bytes": memory and memory.free,
         "used_bytes": memory and memory.used,
         "utilisation": rates and rates.gpu / 100,
+        "temperature_c": _temperature(nvml, handle),
+        "power_w": milliwatts and milliwatts / 1000,
     }
+
+
+def _temperature(nvml: Any, handle: Any) -> Any:
+    """By the newer call where both the driver and its client have it; the older one is to go."""
+    names = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+    for ask in (getattr(nvml, name) for name in names if hasattr(nvml, name)):
+        found = _known(nvml, partial(ask, handle, nvml.NVML_TEMPERATURE_GPU))
+        if found is not None:
+            return found
+    return None
 
 
 def _known(nvml: Any, ask: Callable[[], Any]) -> Any:

@@ -19,9 +19,10 @@ from pathlib import Path
 import psutil
 
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability
+from corral.domain.hosts.samples import MOST_GPUS, GpuSample, HostSample
 from corral.version import __version__
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
-from corral.worker.host.gpus import GpuProbe, GpuSurvey
+from corral.worker.host.gpus import GpuProbe, GpuState, GpuSurvey
 from corral.worker.host.isolation import Isolation
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _ROOT = Path("/")
 _GPUS = GpuProbe()
 _SYSTEMS = {"Linux": "linux", "Darwin": "darwin", "Windows": "windows"}
 _GIT_LIMIT_S = 5.0
+_GPUS_OF_A_BEAT = 24
 _ARCHES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
@@ -77,6 +79,26 @@ class HostProbe:
         found = self.gpus.survey(self.environ)
         return HostSnapshot(self._capability(found), self._free(found))
 
+    def sample(self, *, with_gpus: bool) -> HostSample:
+        """How busy it is: the processors since the last look, the rest at this moment.
+
+        The driver is asked only `with_gpus`.
+        """
+        states = (self.gpus.survey(self.environ).gpus if with_gpus else None) or ()
+        total, free = self._ram_bytes(), self._ram_free_bytes()
+        return HostSample(
+            cpu=min(1.0, psutil.cpu_percent() / 100),
+            ram_used_bytes=None if total is None or free is None else max(0, total - free),
+            ram_bytes=total,
+            gpus=tuple(_gpu_sample(state) for state in states[:MOST_GPUS]),
+        )
+
+    def _ram_bytes(self) -> int | None:
+        return _least(_known(lambda: psutil.virtual_memory().total) or None, memory_limit(self.root))
+
+    def _ram_free_bytes(self) -> int | None:
+        return _least(_known(lambda: psutil.virtual_memory().available), memory_left(self.root))
+
     def _capability(self, found: GpuSurvey) -> Capability:
         machine = platform.machine().lower()
         return Capability(
@@ -88,7 +110,7 @@ class HostProbe:
                 affinity=_known(_affinity),
                 quota=cpu_quota(self.root),
             ),
-            ram_bytes=_least(_known(lambda: psutil.virtual_memory().total) or None, memory_limit(self.root)),
+            ram_bytes=self._ram_bytes(),
             disk_bytes=_known(lambda: shutil.disk_usage(_existing(self.data_dir)).total) or None,
             gpus=None if found.gpus is None else tuple(state.gpu for state in found.gpus),
             python=platform.python_version(),
@@ -103,7 +125,7 @@ class HostProbe:
     def _free(self, found: GpuSurvey) -> FreeResources:
         states = found.gpus
         return FreeResources(
-            ram_bytes=_least(_known(lambda: psutil.virtual_memory().available), memory_left(self.root)),
+            ram_bytes=self._ram_free_bytes(),
             disk_bytes=_known(lambda: shutil.disk_usage(_existing(self.data_dir)).free),
             gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
         )
@@ -127,8 +149,9 @@ def _version(name: str) -> str | None:
 def gpu_sample(indexes: Sequence[int], *, gpus: GpuProbe = _GPUS) -> dict[str, float]:
     """For a beat: `gpu0_utilisation` (0 to 1) and `gpu0_memory_used_bytes` of each; unknowns are left out.
 
-    Starts no process without GPUs.
+    Starts no process without GPUs. A beat holds only so many numbers, and one with more would be refused.
     """
+    indexes = indexes[:_GPUS_OF_A_BEAT]
     if not indexes:
         return {}
     sample: dict[str, float] = {}
@@ -139,6 +162,17 @@ def gpu_sample(indexes: Sequence[int], *, gpus: GpuProbe = _GPUS) -> dict[str, f
             if state.used_bytes is not None:
                 sample[f"gpu{state.gpu.index}_memory_used_bytes"] = float(state.used_bytes)
     return sample
+
+
+def _gpu_sample(state: GpuState) -> GpuSample:
+    return GpuSample(
+        index=state.gpu.index,
+        utilisation=state.utilisation,
+        memory_used_bytes=state.used_bytes,
+        memory_bytes=state.gpu.memory_bytes,
+        temperature_c=state.temperature_c,
+        power_w=state.power_w,
+    )
 
 
 def usable_cores(*, physical: int | None, affinity: int | None, quota: float | None) -> int | None:

@@ -15,6 +15,9 @@ class Card:
     uuid: str
     total_gib: int = 80
     free_gib: int | None = None
+    busy_percent: int = 0
+    celsius: int = 30
+    watts: int = 70
 
 
 class Cards:
@@ -35,7 +38,8 @@ class Cards:
     def put(self, *cards: Card) -> None:
         lines = [
             f"{card.name} {card.uuid} {card.total_gib * GIB}"
-            f" {(card.total_gib if card.free_gib is None else card.free_gib) * GIB}\n"
+            f" {(card.total_gib if card.free_gib is None else card.free_gib) * GIB}"
+            f" {card.busy_percent} {card.celsius} {card.watts * 1000}\n"
             for card in cards
         ]
         self._replace("".join(lines))

@@ -1,5 +1,5 @@
 /* Stands in for NVIDIA's management library on a machine without GPUs: says what the file named by
-   FAKE_GPUS says, one GPU a line: NAME UUID TOTAL_BYTES FREE_BYTES. A line "broken" fails every question. */
+   FAKE_GPUS says, one GPU a line: NAME UUID TOTAL_BYTES FREE_BYTES PERCENT CELSIUS MILLIWATTS. A line "broken" fails every question. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 enum { OK = 0, NOT_FOUND = 6, UNKNOWN = 999 };
 struct memory { unsigned long long total, free, used; };
 struct rates { unsigned gpu, memory; };
-struct gpu { char name[64], uuid[64]; struct memory memory; };
+struct gpu { char name[64], uuid[64]; struct memory memory; unsigned busy, celsius, milliwatts; };
 
 static struct gpu gpus[16];
 static unsigned count;
@@ -21,7 +21,8 @@ static int look(void) {
     while (count < 16 && fgets(line, sizeof line, file)) {
         struct gpu *g = &gpus[count];
         if (strncmp(line, "broken", 6) == 0) { fclose(file); return UNKNOWN; }
-        if (sscanf(line, "%63s %63s %llu %llu", g->name, g->uuid, &g->memory.total, &g->memory.free) == 4) {
+        if (sscanf(line, "%63s %63s %llu %llu %u %u %u", g->name, g->uuid, &g->memory.total, &g->memory.free,
+                   &g->busy, &g->celsius, &g->milliwatts) == 7) {
             g->memory.used = g->memory.total - g->memory.free;
             count++;
         }
@@ -48,4 +49,8 @@ int nvmlDeviceGetMemoryInfo(struct gpu *g, struct memory *to) { *to = g->memory;
 int nvmlDeviceGetCudaComputeCapability(struct gpu *g, int *major, int *minor) {
     (void)g; *major = 8; *minor = 0; return OK;
 }
-int nvmlDeviceGetUtilizationRates(struct gpu *g, struct rates *to) { (void)g; to->gpu = to->memory = 0; return OK; }
+int nvmlDeviceGetUtilizationRates(struct gpu *g, struct rates *to) {
+    to->gpu = g->busy; to->memory = 0; return OK;
+}
+int nvmlDeviceGetTemperature(struct gpu *g, int sensor, unsigned *to) { (void)sensor; *to = g->celsius; return OK; }
+int nvmlDeviceGetPowerUsage(struct gpu *g, unsigned *to) { *to = g->milliwatts; return OK; }

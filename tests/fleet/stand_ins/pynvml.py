@@ -8,6 +8,9 @@ from types import SimpleNamespace
 GIB = 1 << 30
 
 
+NVML_TEMPERATURE_GPU = 0
+
+
 class NVMLError(Exception):
     pass
 
@@ -55,3 +58,11 @@ def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
     return SimpleNamespace(gpu=0)
+
+
+def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:
+    return 30
+
+
+def nvmlDeviceGetPowerUsage(handle: int) -> int:
+    return 70_000
