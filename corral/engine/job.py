@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from transformers.utils.logging import disable_progress_bar
 
 from corral.engine import eval_and_sample, inputs
@@ -26,7 +25,7 @@ from corral.engine.inputs import TrainingData
 from corral.engine.model.load import LoadedModel
 from corral.engine.reports import output, report
 from corral.engine.reports.events import EventWriter, TerminalOutput
-from corral.engine.spec import InvalidSpec, JobPaths, JobSpec, read
+from corral.engine.spec import InvalidSpec, JobPaths, JobSpec, memory_retries, read
 from corral.engine.training import checkpoints, grpo, sft
 from corral.engine.training.checkpoints import CheckpointWriter
 from corral.engine.training.evaluation import Evaluation
@@ -34,7 +33,7 @@ from corral.engine.training.guards import GuardMonitor, GuardStop
 from corral.engine.training.peak_memory import PeakMemory
 from corral.engine.training.stop_signal import StopRequested, StopSignal
 from corral.engine.training.throughput import SetupClock, ThroughputMeter
-from corral.engine.training.training_run import OutOfMemory, TrainingRun
+from corral.engine.training.training_run import TrainingRun, is_out_of_memory
 from corral.recipes.forecast import Forecast
 from corral.recipes.models import UnknownModel
 from corral.recipes.train import TrainError, effective_learning_rate, parse, to_table
@@ -72,10 +71,12 @@ def main(
     except GuardStop as error:
         events.note(f"The run was stopped: {error.finding}")
         return _fail(error, GUARD, debug=debug)
-    except (OutOfMemory, torch.OutOfMemoryError) as error:
-        return _fail(error, MEMORY, debug=debug)
     except (EngineError, TrainError, UnknownModel) as error:
-        return _fail(error, REFUSED, debug=debug)
+        return _fail(error, MEMORY if is_out_of_memory(error) else REFUSED, debug=debug)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _fail(error, MEMORY, debug=debug)
     return 0
 
 
@@ -179,6 +180,7 @@ class EngineJob:
         )
         at_once = train.prompts_per_step * train.grpo.group_size
         rows = min(at_once, (forecast.rows if forecast else 0) or at_once)
+        rows = max(1, rows >> memory_retries(self.environ))
         source = self.rollout_source(environment, engine, train, rows=rows)
         training.evaluate_with = _scorer(environment, source, lambda rows: training.record.sample(rows))
         self.finish(training, lambda: grpo.run(training, source), forecast, notes=list(environment.notes))
@@ -313,7 +315,9 @@ class EngineJob:
         notes: Sequence[str],
     ) -> None:
         """Resume from a checkpoint if there is one, and run the recipe to its end."""
+        smaller = [change for _ in range(memory_retries(self.environ)) if (change := training.take_less())]
         self._resume(training)
+        notes = [*notes, *(f"Memory ran out in an earlier attempt: {change}." for change in smaller)]
         short = forecast.notes if forecast and not forecast.fits else ()
         for note in [*notes, *training.engine.notes, *short]:
             if note not in training.record.notes:

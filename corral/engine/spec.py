@@ -11,6 +11,8 @@ from typing import Any, Literal
 from corral.engine.errors import EngineError
 
 Task = Literal["train", "eval", "sample"]
+# Whatever a pass holds, so many halvings leave one token of it.
+_MOST_HALVINGS = 22
 TASKS: tuple[Task, ...] = ("train", "eval", "sample")
 
 
@@ -106,6 +108,12 @@ def read(path: Path) -> JobSpec:
         name=str(said.get("name") or "run"),
         gpus=_gpus(said),
     )
+
+
+def memory_retries(environ: Mapping[str, str]) -> int:
+    """How often the run was tried again because memory ran out: each time it is cut smaller."""
+    said = environ.get("CORRAL_MEMORY_RETRIES", "")
+    return min(int(said), _MOST_HALVINGS) if said.isascii() and said.isdigit() else 0
 
 
 def _gpus(said: Mapping[str, Any]) -> int:

@@ -123,7 +123,7 @@ class HttpBackend:
             secrets=list(settings.secrets),
             env=dict(settings.env),
             # Another instance is made where one is lost; the run itself is not tried again.
-            retries=RetryBudgets(infrastructure=0),
+            retries=RetryBudgets(infrastructure=0, memory=0),
             grace=10,
         )
         return DeployRequest(

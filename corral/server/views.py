@@ -15,6 +15,7 @@ from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import declared_of, effective_of
 from corral.core.queue.why import RunStanding
 from corral.core.runs.group_results import settings_of
+from corral.core.runs.more_memory import asks_for_more
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
 from corral.domain.hosts.hosts import Host
@@ -97,6 +98,7 @@ def run_detail(tx: Tx, run: Run, *, now: float) -> RunDetail:
         identity=run.identity,
         attempts=attempts,
         retries_used=asdict(run.used),
+        asks_for=asks_for_more(tx, run),
         after=[
             ParentView(
                 run_id=link.parent_id,
@@ -154,6 +156,7 @@ def lease_json(grant: Grant, policy: ServerPolicy) -> str:
             "log_quota_bytes": grant.log_left_bytes,
             "resume": None if last is None else {"artifact_id": last.id, "step": last.step},
             "gpu_bytes": lease.gpu_bytes,
+            "memory_retries": run.used_memory,
         }
     )
     return f'{text[:-1]},"gpus":{lease.gpus},"spec":{grant.spec}}}'

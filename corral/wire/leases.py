@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from corral.domain.runs.reasons import Reason
+from corral.domain.runs.retries import MemoryKind
 from corral.wire.base import (
     Answer,
     ArtifactIdText,
@@ -68,6 +69,7 @@ class LeaseView(Answer):
     lease_s: float
     gpus: list[int] = []
     gpu_bytes: int | None = Field(None, description="How much of each GPU it holds; null is the whole.")
+    memory_retries: int = Field(0, description="How often it was tried again since memory ran out.")
     wall_left_s: float | None = None
     log_quota_bytes: int
     resume: Resume | None = None
@@ -115,8 +117,25 @@ class _Unfinished(Strict):
     ran_s: Seconds = 0
 
 
+class MemoryReport(Strict):
+    """Of which memory there was too little."""
+
+    kind: MemoryKind
+    shrinks: bool = Field(False, description="Whether the run can do with less: fewer tokens at once.")
+
+
 class FailRequest(_Unfinished):
     """The child failed, or could not be started."""
+
+    memory: MemoryReport | None = Field(None, description="For the reason `out_of_memory`.")
+
+    @model_serializer(mode="wrap")
+    def _as_older_servers_know_it(self, as_table: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """They refuse fields that they do not know."""
+        table: dict[str, Any] = as_table(self)
+        if self.memory is None:
+            table.pop("memory", None)
+        return table
 
 
 class StoppedRequest(_Unfinished):

@@ -143,6 +143,9 @@ class RunDetail(RunView):
     attempts: list[AttemptView] = []
     command: list[str] = Field([], description="The command as it is run, every `{params.x}` filled in.")
     retries_used: dict[str, int] = {}
+    asks_for: str | None = Field(
+        None, description="What it asks for since it ran out of memory, beyond its run file."
+    )
     after: list[ParentView] = []
 
 

@@ -209,8 +209,11 @@ class LeaseJob:
             serving.secrets = prepared.secrets
             serving.start()
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints, serving)
-        codes = ENGINE_CODES if self.lease.spec.kind == "train" else {}
+        is_engine = self.lease.spec.kind == "train"
+        codes = ENGINE_CODES if is_engine else {}
         ended = supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes)
+        # On a GPU the engine's tokens are there, and not in the memory that the kernel gives out.
+        ended = replace(ended, has_gpus=bool(self.lease.gpus), shrinks=is_engine and not self.lease.gpus)
         if serving is not None and (why := serving.why_broken()) is not None:
             return failed(Reason.CODE_ERROR, why, ended.exit, ended.ran_s)
         if serving is not None and serving.killed_for_call and ended.obeyed is None:

@@ -156,12 +156,13 @@ def here(
     again: bool = False,
     die_at: int | None = None,
     die_after: int | None = None,
+    **variables: str,
 ) -> FragileEvents:
-    """The job in this process; gives what it said. With `die_at` or `die_after` it ends there as if it were
-    killed."""
+    """The job in this process, among `variables`; gives what it said. With `die_at` or `die_after` it ends
+    there as if it were killed."""
     torch.set_num_threads(1)
     events = FragileEvents(die_at, die_after)
-    job = EngineJob(read(spec), places(spec, name), {}, events, StopSignal(), again=again)
+    job = EngineJob(read(spec), places(spec, name), variables, events, StopSignal(), again=again)
     if die_at is None and die_after is None:
         job.run()
         return events

@@ -58,6 +58,23 @@ def _handlers() -> Iterator[None]:
 # -- what a run leaves ----------------------------------------------------------------------------------
 
 
+def test_an_attempt_after_memory_ran_out_is_cut_smaller_and_learns_the_same(tmp_path: Path) -> None:
+    """MT-D18: whom the kernel killed had no chance to halve anything; the next attempt begins with less."""
+    for retries in ("0", "2"):
+        (tmp_path / retries).mkdir()
+        spec = jobs.sft(tmp_path / retries, steps=4, micro_tokens=512)
+        jobs.here(spec, CORRAL_MEMORY_RETRIES=retries)
+    whole, small = (output(tmp_path / retries, "metrics.json") for retries in ("0", "2"))
+
+    losses = [[row["loss"] for row in said["history"]] for said in (whole, small)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert [note for note in small["notes"] if "Memory" in note] == [
+        f"Memory ran out in an earlier attempt: micro_tokens goes from {before} to {before // 2}."
+        for before in (512, 256)
+    ]
+    assert not any("Memory" in note for note in whole["notes"])
+
+
 def test_stock_peft_loads_the_adapter(trained: Path) -> None:
     """MT-C42."""
     model, _ = tiny.build()

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import courses_for_tests as made
 import pytest
+import torch
 
 from corral.engine.data.row_order import RowOrder
 from corral.engine.training import sft
 from corral.engine.training.evaluation import Evaluation
 from corral.engine.training.guards import GuardStop
 from corral.engine.training.stop_signal import StopRequested
-from corral.engine.training.training_run import OutOfMemory, TrainingRun, learning_rate
+from corral.engine.training.training_run import OutOfMemory, TrainingRun, is_out_of_memory, learning_rate
 
 
 def run(
@@ -68,6 +69,14 @@ def test_memory_that_ran_out_halves_the_tokens_and_repeats_the_step(tmp_path: Pa
         "micro_tokens goes from 256 to 128, and the step is repeated.",
     ]
     assert "Memory ran out at step 1" in (tmp_path / "tight" / "events.jsonl").read_text()
+
+
+def test_a_cpu_that_has_no_more_memory_says_so_like_a_gpu() -> None:
+    """The real thing: more than any machine's addresses hold."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes do not fit"))
 
 
 def test_when_one_sequence_does_not_fit_activations_are_recomputed_then_it_ends(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
 from corral.core.runs.cancel import cancel
 from corral.core.runs.limits import force_stop
-from corral.core.runs.submit import put_shape
+from corral.core.runs.shapes import put_shape
 from corral.core.runs.transitions import born
 from corral.core.storage.fsck import check_run
 from corral.domain.canonical import canonical

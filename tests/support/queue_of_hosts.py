@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from corral.core.leases.expire import Sweeper
 from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
@@ -14,6 +17,7 @@ from corral.core.queue.lanes import Lanes
 from corral.core.queue.preemption import PreemptionPlan, Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.cancel import cancel
+from corral.core.runs.more_memory import MemoryShortage
 from corral.core.runs.submit import NewRun, submit
 from corral.core.runs.transitions import parse_ready_key
 from corral.core.topics import TOPIC_READY
@@ -58,10 +62,13 @@ class QueueOfHosts:
         self.db.now_read(lambda tx: self.board.shares.load(tx, self.clock.now()))
         self.board.lanes.check(self.db.now_read(lambda tx: tx.runs.heads()))
 
-    def host(self, name: str, *, gpus: int = 0, slots: int = 4) -> str:
+    def host(
+        self, name: str, *, gpus: int = 0, slots: int = 4, vram: int = 80 << 30, ram: int | None = None
+    ) -> str:
         host = Host(new_host_id(), name, None, None, slots, None, False, None, 0.0)
-        has = [{"index": n, "name": "A100", "memory_bytes": 80 << 30} for n in range(gpus)]
-        capability = canonical({"hostname": name, "os": "linux", "arch": "x86_64", "cores": 8, "gpus": has})
+        has = [{"index": n, "name": "A100", "memory_bytes": vram} for n in range(gpus)]
+        machine = {"hostname": name, "os": "linux", "arch": "x86_64", "cores": 8, "ram_bytes": ram}
+        capability = canonical({**machine, "gpus": has})
         self.db.now_write(lambda tx: tx.hosts.insert(host))
         self.hosts[name] = host._replace(capability=capability)
         # Seen once, so that it counts as here.
@@ -81,16 +88,21 @@ class QueueOfHosts:
         code: int = 0,
         grace_s: float = 5.0,
         kind: str = "command",
+        memory: int = 0,
+        needs: Mapping[str, Any] | None = None,
+        spec: str = "{}",
     ) -> RunId:
         run = a_queued_run(project=project, priority=priority)._replace(
             name=name,
             retry_infrastructure=lost,
+            retry_memory=memory,
             retry_code=code,
             wall_limit_s=wall_s,
             grace_s=grace_s,
             preemptible=preemptible,
         )
-        new = NewRun(run._replace(kind=kind), "{}", Requirements(gpus=gpus, kind=kind))
+        required = Requirements(gpus=gpus, kind=kind, **(needs or {}))
+        new = NewRun(run._replace(kind=kind), spec, required)
         # Of two runs the one that was submitted first is older.
         self.clock.advance(0.001)
         self._requests += 1
@@ -126,9 +138,11 @@ class QueueOfHosts:
         reason: Reason = Reason.FINISHED,
         *,
         ran_s: float | None = None,
+        memory: MemoryShortage | None = None,
     ) -> LeaseOutcome:
         now = self.clock.now()
-        report = LeaseReport(kind, reason, ran_s=now - grant.lease.granted_at if ran_s is None else ran_s)
+        ran_s = now - grant.lease.granted_at if ran_s is None else ran_s
+        report = LeaseReport(kind, reason, ran_s=ran_s, memory=memory)
         ender = LeaseEnder(self.policy, self.board.shares)
         return self.db.now_write(lambda tx: ender.end(tx, grant.lease.key, report, now=now))
 

@@ -13,7 +13,7 @@ from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.lanes import KEEP, REFILL, Lanes
-from corral.core.runs.submit import put_shape
+from corral.core.runs.shapes import put_shape
 from corral.domain.canonical import canonical
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host

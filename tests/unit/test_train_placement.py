@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.core.runs.submit import _shape
+from corral.core.runs.shapes import _shape
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability, Requirements, judge
 from corral.wire.hosts import CapabilityReport
 from corral.worker.child.variables import base_environment, engine_environment

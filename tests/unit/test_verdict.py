@@ -8,7 +8,8 @@ import pytest
 
 from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
-from corral.wire.leases import FailRequest, StoppedRequest
+from corral.domain.runs.retries import MemoryKind
+from corral.wire.leases import FailRequest, MemoryReport, StoppedRequest
 from corral.worker.child.process import Exit
 from corral.worker.child.verdict import (
     ENGINE_CODES,
@@ -53,6 +54,55 @@ def test_the_engine_tells_its_reason_by_its_exit_code(code: int, reason: Reason)
     assert isinstance(body, FailRequest)
     assert (body.reason, body.exit_code) == (reason, code)
     assert failure(Exit(code=code)).reason is Reason.CODE_ERROR
+
+
+CUDA = (
+    "Traceback (most recent call last):\n  ...\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 23 GiB"
+    "\n[rank0]:[W] the process group was not destroyed"
+)
+GPU, RAM = MemoryKind.GPU, MemoryKind.HOST
+
+
+@pytest.mark.parametrize(
+    ("ended", "engine", "kind", "shrinks"),
+    [
+        pytest.param(ChildEnd(Exit(signal=9, oom=True), 1), False, RAM, False, id="the kernel killed it"),
+        pytest.param(
+            ChildEnd(Exit(code=1, oom=True), 1, has_gpus=True), False, RAM, False, id="or its child"
+        ),
+        pytest.param(ChildEnd(Exit(signal=9, oom=True), 1, shrinks=True), True, RAM, True, id="training"),
+        pytest.param(ChildEnd(Exit(code=4), 1, has_gpus=True), True, GPU, False, id="the engine on a GPU"),
+        pytest.param(ChildEnd(Exit(code=4), 1, shrinks=True), True, RAM, False, id="the engine on a CPU"),
+        pytest.param(
+            ChildEnd(Exit(code=1), 1, has_gpus=True, last_errors=CUDA), False, GPU, False, id="torch says it"
+        ),
+        pytest.param(
+            ChildEnd(Exit(code=1), 1, has_gpus=True, last_errors="  File ...\nMemoryError"),
+            False,
+            RAM,
+            False,
+            id="Python says it",
+        ),
+    ],
+)
+def test_which_memory_ran_out_is_told(ended: ChildEnd, engine: bool, kind: MemoryKind, shrinks: bool) -> None:
+    """MT-D18: a larger card is of no use to a run that ran out of its host's memory."""
+    body = verdict(ended, ENGINE_CODES if engine else {}).body
+
+    assert isinstance(body, FailRequest)
+    assert body.reason is Reason.OUT_OF_MEMORY
+    assert body.memory == MemoryReport(kind=kind, shrinks=shrinks)
+
+
+@pytest.mark.parametrize("errors", [CUDA, "it said: MemoryError", "ValueError: CUDA out of memory"])
+def test_words_about_memory_alone_are_no_evidence(errors: str) -> None:
+    """Of a run without GPUs, or in the middle of a line."""
+    body = verdict(ChildEnd(Exit(code=1), ran_s=1, last_errors=errors)).body
+
+    assert isinstance(body, FailRequest)
+    assert (body.reason, body.memory) == (Reason.CODE_ERROR, None)
+    assert "memory" not in body.model_dump()
 
 
 def test_no_outcome_leaves_the_host_with_a_secret_in_it() -> None:

@@ -8,7 +8,7 @@ from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.lanes import Lanes
 from corral.core.queue.long_polls import LongPoll, LongPolls
-from corral.core.runs.submit import put_shape
+from corral.core.runs.shapes import put_shape
 from corral.domain.canonical import canonical
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host

@@ -71,6 +71,7 @@ def _show_run(run: RunDetail) -> None:
         ("progress", joined(run.progress)),
         ("metrics", joined_metrics(run.metrics)),
         ("retries", _retries(run)),
+        ("asks for", run.asks_for),
         ("artifact", run.artifact_id),
     )
 

@@ -13,6 +13,7 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.roster import Roster
 from corral.core.runs.dependencies import move
+from corral.core.runs.more_memory import MemoryShortage, MoreMemory, more_memory
 from corral.core.runs.retry import retry_or_fail
 from corral.core.runs.stop import settle_stop
 from corral.core.runs.transitions import record
@@ -23,6 +24,7 @@ from corral.domain.ids import ArtifactId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
+from corral.domain.runs.retries import MemoryKind
 from corral.domain.runs.runs import Rank, Run
 from corral.domain.runs.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
 from corral.store.transaction import Tx
@@ -39,6 +41,13 @@ class LeaseReport(NamedTuple):
     artifact_id: ArtifactId | None = None
     metrics: tuple[tuple[str, float], ...] = ()
     ran_s: float = 0.0
+    # Of what it ran out, where that is why it failed and its worker knows.
+    memory: MemoryShortage | None = None
+
+    @property
+    def body(self) -> list[object]:
+        """What a replay is known by. What older workers do not send is no part of it where it is not said."""
+        return [*self[:-1]] if self.memory is None else [*self]
 
 
 class LeaseOutcome(NamedTuple):
@@ -59,7 +68,7 @@ class LeaseEnder:
     def end(self, tx: Tx, key: LeaseKey, report: LeaseReport, *, now: float) -> LeaseOutcome:
         if report.kind != "finish" and report.reason is Reason.FINISHED:
             raise InvalidInput(f"a run that was not finished cannot be `{report.kind}` as finished")
-        body = digest_of([key.epoch, *report])
+        body = digest_of([key.epoch, *report.body])
         run, lease = held(tx, key)
         if (earlier := _replayed(lease, body)) is not None:
             return earlier
@@ -79,7 +88,7 @@ class LeaseEnder:
             unasked = run.state is RunState.RUNNING
             if unasked and report.reason is Reason.HOST_FAULT:
                 self._gave_back(lease, report, now=now)
-            run, rank = _fail(tx, lease, run, report, now=now)
+            run, rank = _fail(tx, lease, run, report, now=now, policy=self.policy)
             if unasked:
                 run = faults.failed(
                     tx, key.host_id, run, report.reason, ran_s=report.ran_s, now=now, policy=self.policy
@@ -148,7 +157,9 @@ def _check_result(tx: Tx, lease: Lease, artifact_id: ArtifactId) -> None:
         )
 
 
-def _fail(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) -> tuple[Run, Rank]:
+def _fail(
+    tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float, policy: ServerPolicy
+) -> tuple[Run, Rank]:
     rank = end_rank(tx, lease, RankEvent.FAIL, reason=report.reason, exit_code=report.exit_code)
     actor = f"host:{lease.host_id}"
     if rank.state is RankState.RETIRED:
@@ -168,8 +179,20 @@ def _fail(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) ->
         actor=actor,
         exit_code=report.exit_code,
         signal=report.signal,
+        more=_more(tx, lease, run, report, now=now, policy=policy),
     )
     return run, rank
+
+
+def _more(
+    tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float, policy: ServerPolicy
+) -> MoreMemory | None:
+    """What is asked for next by a run that ran out of memory and may be tried again."""
+    if report.reason is not Reason.OUT_OF_MEMORY or not run.budgets.allows(run.used, report.reason):
+        return None
+    # Older workers do not say. Of theirs, a run fails for its GPU's memory only if it trains.
+    usual = MemoryShortage(MemoryKind.GPU if run.kind == "train" else MemoryKind.HOST)
+    return more_memory(tx, run, lease, report.memory or usual, now=now, policy=policy)
 
 
 def _stopped(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) -> tuple[Run, Rank]:

@@ -14,7 +14,8 @@ from corral.core.policy import ServerPolicy
 from corral.core.quotas import no_room
 from corral.core.runs.cancel import cancel
 from corral.core.runs.dependencies import hold_over_limit, let_in, move, release, settle_waiting
-from corral.core.runs.submit import NewRun, put_run, put_shape
+from corral.core.runs.shapes import put_shape
+from corral.core.runs.submit import NewRun, put_run
 from corral.core.runs.transitions import record
 from corral.core.topics import TOPIC_HOST
 from corral.domain.canonical import canonical, digest_of

@@ -20,6 +20,7 @@ from corral.core.queue.eligibility import (
 )
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import AGAIN_S, Roster
+from corral.core.runs.more_memory import asks_for_more
 from corral.domain.hosts.capability import Requirements, preferred
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots, refusals
@@ -240,6 +241,8 @@ def queue_notes(tx: Tx, board: Board, run: Run, *, now: float, policy: ServerPol
     if run.state is not RunState.QUEUED:
         return []
     found: list[str] = []
+    if (more := asks_for_more(tx, run)) is not None:
+        found.append(more)
     if (held := held_by_quota(tx, board, run, policy=policy)) is not None:
         found.append(f"its quota holds it back: {held}")
     elif (without := _without_gpu(tx, board, run, policy=policy)) is not None:

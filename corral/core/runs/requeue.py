@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from corral.core.quotas import no_room
 from corral.core.runs.dependencies import first_wait, next_hold, settle_waiting
+from corral.core.runs.more_memory import as_asked
 from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.submit import SubmitResult, earlier_answer, used_before
 from corral.core.runs.transitions import born, lock_run, record
@@ -134,6 +135,8 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     if (refused := no_room(tx, old.project, 1)) is not None:
         raise refused
     new = old.born_again(submitted_by=principal, now=now)
+    if old.used_memory:
+        new = new._replace(shape=as_asked(tx, old, spec))
     links = sorted(
         (
             link._replace(run_id=new.id, parent_id=new_of.get(link.parent_id, link.parent_id))

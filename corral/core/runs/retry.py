@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corral.core.runs.dependencies import move
+from corral.core.runs.more_memory import MoreMemory
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import BUDGET_OF, Budget
@@ -23,17 +24,27 @@ def retry_or_fail(
     actor: str,
     exit_code: int | None = None,
     signal: int | None = None,
+    more: MoreMemory | None = None,
 ) -> Run:
-    """Queue the run again if the reason's budget allows it; otherwise it has failed."""
+    """Queue the run again if the reason's budget allows it; otherwise it has failed.
+
+    `more` is what an attempt that ran out of memory is followed by.
+    """
+    if more is not None and not more.helps:
+        detail = f"{detail}\n{more.said}".strip()
     changes = {"reason": reason, "detail": detail or None, "exit_code": exit_code, "signal": signal}
     data: dict[str, object] = {"reason": reason, "attempt": run.attempt}
     if detail:
         data["detail"] = detail[:2000]
     over_wall = run.wall_limit_s is not None and run.ran_s >= run.wall_limit_s
-    if over_wall or not run.budgets.allows(run.used, reason):
+    in_vain = more is not None and not more.helps
+    if over_wall or in_vain or not run.budgets.allows(run.used, reason):
         tx.attempts.close(run.id, run.attempt, now)
         return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, ended_at=now, **changes)
     run = run.charged(reason)
+    if more is not None:
+        data["more"] = more.said
+        run = _reshaped(tx, run, more)
     run = move(tx, run, RunEvent.REQUEUE, at=now, actor=actor, data=data, **changes)
     if BUDGET_OF[reason] is Budget.CODE:
         # The run's own error may be the same at once; give what it depends on a moment.
@@ -49,3 +60,9 @@ def retry_or_fail(
             not_before=now + wait_s,
         )
     return run
+
+
+def _reshaped(tx: Tx, run: Run, more: MoreMemory) -> Run:
+    if more.shape != run.shape:
+        tx.runs.reshape(run.id, more.shape)
+    return run._replace(shape=more.shape)

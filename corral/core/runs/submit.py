@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from corral.core.quotas import no_room
 from corral.core.runs.dependencies import first_wait, settle_waiting
 from corral.core.runs.needs import RunNeeds, not_there
+from corral.core.runs.shapes import put_shape
 from corral.core.runs.transitions import born
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict, CorralError, FieldError
@@ -172,33 +171,6 @@ def _circle(
         around = " after ".join(names.get(run_id, run_id) for run_id in reversed(error.args[1]))
         return [FieldError("after", f"goes round in a circle: {around}")]
     return []
-
-
-def put_shape(tx: Tx, requirements: Requirements) -> Digest:
-    shape, text = _shape(requirements)
-    tx.runs.put_shape(shape, text)
-    return shape
-
-
-_NO_NEED = Requirements()
-_FIRST_KEYS = frozenset(
-    {
-        *("gpus", "gpu", "min_vram_bytes", "min_ram_bytes", "min_cores", "min_disk_bytes"),
-        *("min_compute_capability", "os", "arch", "labels", "hosts"),
-    }
-)
-
-
-@lru_cache(maxsize=4096)
-def _shape(requirements: Requirements) -> tuple[Digest, str]:
-    # Shapes of before have no such keys; the same need keeps its digest.
-    table = {
-        key: value
-        for key, value in asdict(requirements).items()
-        if key in _FIRST_KEYS or value != getattr(_NO_NEED, key)
-    }
-    text = canonical(table)
-    return digest_of(json.loads(text)), text
 
 
 def earlier_answer(tx: Tx, principal: str, request_id: str, body: Digest) -> SubmitResult | None:

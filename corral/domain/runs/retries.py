@@ -19,6 +19,13 @@ class Budget(StrEnum):
     NEVER = "never"
 
 
+class MemoryKind(StrEnum):
+    """Which memory ran out."""
+
+    HOST = "host"
+    GPU = "gpu"
+
+
 # Each is a field of RetryLimits.
 _COUNTED = frozenset({Budget.INFRASTRUCTURE, Budget.MEMORY, Budget.CODE})
 # Total: every reason has a row, so a new one cannot be forgotten.

@@ -10,8 +10,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from corral.engine.data.row_order import RowOrder
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine
@@ -23,7 +21,7 @@ from corral.engine.training import advantages, losses
 from corral.engine.training.advantages import Scores, ThinkingMarkers
 from corral.engine.training.evaluation import Evaluation, interval
 from corral.engine.training.guards import GuardFinding, GuardStop, RolloutStats
-from corral.engine.training.training_run import OutOfMemory, TrainingRun
+from corral.engine.training.training_run import OutOfMemory, TrainingRun, is_out_of_memory
 
 # samples.jsonl shows the best and the worst rollout of this many groups of a step.
 SHOWN_GROUPS = 4
@@ -110,7 +108,9 @@ def rollouts_of(training: TrainingRun, source: RolloutSource, tasks: Sequence[in
             with training.stop.interruptible():
                 episodes = source.sampling().run(tasks, step=step)
             break
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             problem = str(error).partition("\n")[0]
         training.engine.drop_sampler()
         if not source.shrink():

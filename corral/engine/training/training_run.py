@@ -30,8 +30,19 @@ from corral.recipes.train_tables import Train
 ANNOUNCE_AFTER_S = 30.0
 
 
+# What torch says where the system gives it no more memory; for a GPU it has an error of its own.
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
 class OutOfMemory(EngineError):
     """Memory does not hold even one sequence at a time."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: a GPU's, or the host's."""
+    if isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
 def learning_rate(step: int, total: int, *, peak: float, schedule: str, warmup: float) -> float:
@@ -94,7 +105,9 @@ class TrainingRun:
         while True:
             try:
                 return self._forward_backward(examples, loss, temperature)
-            except torch.OutOfMemoryError as error:
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 problem = str(error).partition("\n")[0]
             # Outside the handler, since the error holds on to what was computed.
             self.engine.forget_gradients()
@@ -130,19 +143,26 @@ class TrainingRun:
             self.heed(finding)
         return numbers
 
-    def _shrink(self, problem: str) -> None:
-        """Half as many tokens at a time; when that is one sequence, activations are computed twice."""
+    def take_less(self) -> str | None:
+        """Half as many tokens at a time; when that is one sequence, activations are computed twice.
+
+        What changed, in words; None where nothing smaller is left. The results stay the same.
+        """
         options = self.engine.options
         smaller = max(options.micro_tokens // 2, self.longest)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         if smaller < options.micro_tokens:
             self.engine.options = replace(options, micro_tokens=smaller)
-            change = f"micro_tokens goes from {options.micro_tokens} to {smaller}"
-        elif not options.recompute:
-            self.engine.options = replace(options, recompute=True)
-            change = "activations are recomputed from now on"
-        else:
+            return f"micro_tokens goes from {options.micro_tokens} to {smaller}"
+        if options.recompute:
+            return None
+        self.engine.options = replace(options, recompute=True)
+        return "activations are recomputed from now on"
+
+    def _shrink(self, problem: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        change = self.take_less()
+        if change is None:
             raise OutOfMemory(
                 f"Memory ran out at step {self.done + 1} with {self.longest} tokens at a time: {problem}",
                 "Lower max_length, take a smaller model or lora.rank, or a machine with more memory.",

@@ -14,6 +14,7 @@ from corral.core.artifacts import FileManifest, commit_from_lease
 from corral.core.leases.heartbeat import Beat, beat
 from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
 from corral.core.queue.claim import ClaimTerms
+from corral.core.runs.more_memory import MemoryShortage
 from corral.core.storage.objects import list_objects, put_object, read_object
 from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
@@ -215,8 +216,13 @@ def _unit(key: LeaseKey, end: LeaseEnd, svc: Services) -> Callable[[Tx], LeaseOu
         )
     else:
         kind = "fail" if isinstance(end, wire.FailRequest) else "stopped"
-        report = LeaseReport(kind, **end.model_dump())
+        report = LeaseReport(kind, **end.model_dump(exclude={"memory"}), memory=_shortage(end))
     return lambda tx: svc.ender.end(tx, key, report, now=svc.clock.now())
+
+
+def _shortage(end: wire.FailRequest | wire.StoppedRequest) -> MemoryShortage | None:
+    told = end.memory if isinstance(end, wire.FailRequest) else None
+    return None if told is None else MemoryShortage(told.kind, told.shrinks)
 
 
 @router.post("/leases/{lease_id}/finish")

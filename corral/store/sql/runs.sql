@@ -39,6 +39,9 @@ UPDATE runs SET
     preemptible = :preemptible, policy = :policy
 WHERE id = :id;
 
+-- name: run_reshape
+UPDATE runs SET shape = :shape WHERE id = :id;
+
 -- name: run_of_manifest
 SELECT <manifest_run> FROM runs
 WHERE project = :project AND manifest = :manifest ORDER BY identity, generation;

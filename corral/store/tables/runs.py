@@ -263,6 +263,10 @@ class SqlRuns(Table):
     def drop_unsettled(self, parent_id: RunId) -> None:
         self._tell("unsettled_delete", run_id=parent_id)
 
+    def reshape(self, run_id: RunId, shape: Digest) -> None:
+        """The run asks for something else from now on."""
+        self._tell("run_reshape", id=run_id, shape=shape)
+
     def put_shape(self, shape: Digest, requirements: str) -> None:
         self._tell("shape_put", shape=shape, requirements=requirements)
 

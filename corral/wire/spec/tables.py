@@ -111,7 +111,15 @@ class RetryBudgets(Exact):
     """Retries by cause: lost machines, too little memory, the run's own errors."""
 
     infrastructure: int = Field(3, ge=0, le=1000, description="After a lost host, a preemption or a stall.")
-    memory: int = Field(0, ge=0, le=100, description="After running out of memory.")
+    memory: int = Field(
+        1,
+        ge=0,
+        le=100,
+        description=(
+            "After running out of memory, with more of it: a larger GPU or host, or fewer tokens at once. "
+            "Not where neither is to be had."
+        ),
+    )
     code: int = Field(
         0,
         ge=0,

@@ -79,6 +79,7 @@ def child_environment(
         "CORRAL_RANK": str(lease.rank),
         "CORRAL_WORLD_SIZE": str(lease.world_size),
         "CORRAL_ATTEMPT": str(lease.attempt),
+        "CORRAL_MEMORY_RETRIES": str(lease.memory_retries),
         LEASE_VARIABLE: lease.id,
         DATA_DIR_VARIABLE: str(data_dir),
         "CORRAL_SPEC": str(workspace.spec),

@@ -10,7 +10,8 @@ from typing import Any
 
 from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
-from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
+from corral.domain.runs.retries import MemoryKind
+from corral.wire.leases import FailRequest, FinishRequest, MemoryReport, StoppedRequest
 from corral.worker.child.process import Exit
 from corral.worker.lease import StopOrder
 from corral.worker.prepare.workspace import JobOutcome
@@ -25,6 +26,15 @@ _NOT_FOUND = 127
 # What the exit codes of corral.engine mean; the rest are errors of the run's own.
 ENGINE_CODES: Mapping[int, Reason] = {2: Reason.BAD_DATA, 4: Reason.OUT_OF_MEMORY}
 _NO_CODES: Mapping[int, Reason] = {}
+# How the last words of a program begin that could not have as much memory as it wanted: those of a GPU, and
+# those of the host.
+_NO_GPU_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory",
+    "torch.cuda.OutOfMemoryError: CUDA out of memory",
+    "RuntimeError: CUDA out of memory",
+    "RuntimeError: CUDA error: out of memory",
+)
+_NO_MEMORY = ("MemoryError", "numpy._core._exceptions._ArrayMemoryError:")
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,9 @@ class ChildEnd:
     exit: Exit
     ran_s: float
     obeyed: StopOrder | None = None
+    # Whether it was given GPUs, and whether its next attempt can be cut into smaller pieces.
+    has_gpus: bool = False
+    shrinks: bool = False
     local_problem: str | None = None
     last_errors: str = ""
     metrics: tuple[tuple[str, float], ...] = ()
@@ -53,8 +66,8 @@ def verdict(ended: ChildEnd, codes: Mapping[int, Reason] = _NO_CODES) -> JobOutc
         return failed(reason, found.error, replace(found, code=_shell_code(found)), ended.ran_s)
     if found.code == 0:
         return JobOutcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))
-    told = codes.get(found.code) if found.code is not None and found.oom is not True else None
-    return failed(told or _reason(found), _detail(found, ended.last_errors), found, ended.ran_s)
+    outcome = failed(_reason(ended, codes), _detail(found, ended.last_errors), found, ended.ran_s)
+    return _with_shortage(outcome, ended)
 
 
 def _shell_code(found: Exit) -> int | None:
@@ -85,8 +98,32 @@ def without_secrets(outcome: JobOutcome, secrets: SecretValues) -> JobOutcome:
     return JobOutcome(body.model_copy(update={"detail": secrets.redact_text(body.detail)[:_DETAIL_CHARS]}))
 
 
-def _reason(found: Exit) -> Reason:
+def _with_shortage(outcome: JobOutcome, ended: ChildEnd) -> JobOutcome:
+    """Which memory ran out. Whom the kernel killed had no chance to do with less; the engine has tried."""
+    body = outcome.body
+    if not isinstance(body, FailRequest) or body.reason is not Reason.OUT_OF_MEMORY:
+        return outcome
+    killed = ended.exit.oom is True
+    kind = MemoryKind.HOST if killed or not ended.has_gpus else MemoryKind.GPU
+    if _last_words(ended.last_errors, _NO_MEMORY):
+        kind = MemoryKind.HOST
+    told = MemoryReport(kind=kind, shrinks=ended.shrinks and killed)
+    return JobOutcome(body.model_copy(update={"memory": told}))
+
+
+def _last_words(text: str, beginnings: tuple[str, ...]) -> bool:
+    """Whether one of the last lines of its errors begins like this."""
+    return any(line.startswith(beginnings) for line in text.splitlines())
+
+
+def _reason(ended: ChildEnd, codes: Mapping[int, Reason]) -> Reason:
+    found = ended.exit
     if found.oom is True:
+        return Reason.OUT_OF_MEMORY
+    if found.code is not None and found.code in codes:
+        return codes[found.code]
+    wanted = (*_NO_MEMORY, *(_NO_GPU_MEMORY if ended.has_gpus else ()))
+    if found.signal is None and _last_words(ended.last_errors, wanted):
         return Reason.OUT_OF_MEMORY
     if found.signal is None or _name(found.signal) in _OWN_FAULT:
         return Reason.CODE_ERROR
