@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.clock import SystemClock
-from corral.adapters.secrets import FileCipher, load_key
-from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
-from corral.adapters.tls.context import ServerTls
+from corral.adapters.secrets.key import load_key
 from corral.adapters.webhook_sender import HttpSender
 from corral.bootstrap.installation import check_database_is_there, join_installation, keep_note
+from corral.bootstrap.secrets import CipherOnDemand
 from corral.bootstrap.sockets import listen, loop_factory, open_files, raise_open_files
-from corral.bootstrap.transport import ServerTransport, build_transport
+from corral.bootstrap.transport import ServerTransport, wants_tls
 from corral.client.hosts.identity import (
     CLIENT,
     BadIdentity,
@@ -56,6 +56,11 @@ from corral.store.store import Store
 from corral.store.transaction import Tx
 from corral.version import __version__
 
+if TYPE_CHECKING:
+    # They load cryptography, which a server without TLS does without.
+    from corral.adapters.tls.authority import OwnAuthority
+    from corral.adapters.tls.context import ServerTls
+
 log = logging.getLogger("corral.server")
 # How often the certificate's files are checked for a change.
 TLS_LOOK_S = 10.0
@@ -76,6 +81,15 @@ def open_store(settings: Settings) -> Store:
     return PostgresStore(settings.database)
 
 
+def build_transport(settings: Settings, now: Callable[[], float]) -> ServerTransport:
+    """TLS unless only this machine can connect."""
+    if not wants_tls(settings):
+        return ServerTransport()
+    from corral.bootstrap.tls import build_tls  # noqa: PLC0415 - most do without, and cryptography holds 10 MB
+
+    return build_tls(settings, now)
+
+
 def build_services(settings: Settings, store: Store, trust: TlsTrust | None = None) -> Services:
     # Settings of the same name; a few fields of the policy are not to be set.
     same = {name: value for name, value in settings if name in ServerPolicy.__dataclass_fields__}
@@ -88,7 +102,7 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
             settings.home, min_free_bytes=settings.min_free_bytes, hand_over=settings.hand_over == "on"
         ),
         segments=DirectorySegments(settings.home / "segments"),
-        cipher=FileCipher(load_key(settings.home / "key")),
+        cipher=CipherOnDemand(load_key(settings.home / "key")),
         clock=SystemClock(),
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
@@ -152,8 +166,7 @@ def give_certificate(settings: Settings, authority: OwnAuthority, now: float) ->
     """
     found = None if _joined_elsewhere(settings) else read_identity(settings.worker_home)
     if found is not None:
-        lifetime_s = CA_LIFETIME.total_seconds()
-        pem = authority.make_client(HostId(found.host_id), now=now, lifetime_s=lifetime_s)
+        pem = authority.make_client(HostId(found.host_id), now=now, lifetime_s=authority.lifetime_s)
         write_private(settings.worker_home / CLIENT, pem)
 
 

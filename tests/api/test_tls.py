@@ -22,7 +22,7 @@ from support.live_server import Json, LiveServer, error_of, fresh, named, serve
 
 from corral.adapters.tls.authority import load_or_make
 from corral.adapters.tls.context import BadCertificate, names_of
-from corral.bootstrap.transport import build_transport
+from corral.bootstrap.server import build_transport
 from corral.client.corral import Corral
 from corral.client.hosts.key import make_key
 from corral.client.http.discovery import discover

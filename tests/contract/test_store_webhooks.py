@@ -10,7 +10,8 @@ import pytest
 
 from contract.conftest import Database
 from contract.samples import a_run
-from corral.adapters.secrets import FileCipher, load_key
+from corral.adapters.secrets.cipher import FileCipher
+from corral.adapters.secrets.key import load_key
 from corral.core import secrets
 from corral.core.audit import Author
 from corral.core.runs.dependencies import move

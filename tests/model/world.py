@@ -16,7 +16,8 @@ from support.postgres import PrivatePostgres
 
 from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
-from corral.adapters.secrets import FileCipher, load_key
+from corral.adapters.secrets.cipher import FileCipher
+from corral.adapters.secrets.key import load_key
 from corral.adapters.webhook_sender import HttpSender
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import make_token

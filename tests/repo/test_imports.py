@@ -65,7 +65,10 @@ def test_a_light_part_loads_nothing_heavy(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "unwanted"),
     [
-        ("corral.server.__main__", ("rich", "pygments", "httpx._main", "alembic", "sqlalchemy", "psycopg")),
+        (
+            "corral.server.__main__",
+            ("rich", "pygments", "httpx._main", "alembic", "sqlalchemy", "psycopg", "cryptography", "torch"),
+        ),
         ("corral.worker.__main__", ("rich", "pygments", "httpx._main", "cryptography", "fastapi", "uvicorn")),
     ],
 )

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from corral.bootstrap.server import build_services, ensure_identities, open_store
-from corral.bootstrap.transport import ServerTransport, build_transport
+from corral.bootstrap.server import build_services, build_transport, ensure_identities, open_store
+from corral.bootstrap.transport import ServerTransport
 from corral.client.http.trust import context as context_for
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol

@@ -34,6 +34,9 @@ class BadAuthority(CorralError):
 
 
 class OwnAuthority:
+    # Of its own certificate, from the day on which it was made.
+    lifetime_s = CA_LIFETIME.total_seconds()
+
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self.certificate = certificate
         self._key = key

@@ -1,24 +1,16 @@
-"""AES-256-GCM with a key file beside the database, readable by its owner alone."""
+"""AES-256-GCM."""
 
 from __future__ import annotations
 
 import base64
 import os
-from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from corral.domain.errors import CorralError
-from corral.files.atomic import write_private
+from corral.adapters.secrets.key import KeyProblem
 
-_KEY_BYTES = 32
 _NONCE_BYTES = 12
-
-
-class KeyProblem(CorralError):
-    code = "key_problem"
-    hint = "Restore the key file from a backup; without it stored secrets cannot be read. Set them anew."
 
 
 class FileCipher:
@@ -36,16 +28,3 @@ class FileCipher:
             return self._aead.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], context.encode()).decode()
         except InvalidTag:
             raise KeyProblem(f"the secret {context} was encrypted with another key") from None
-
-
-def load_key(path: Path) -> bytes:
-    """Read the key, or make one the first time."""
-    try:
-        key = path.read_bytes()
-    except FileNotFoundError:
-        key = os.urandom(_KEY_BYTES)
-        # Whole or not at all: a torn key would lose every secret.
-        write_private(path, key)
-    if len(key) != _KEY_BYTES:
-        raise KeyProblem(f"{path} is not a key: it has {len(key)} bytes, not {_KEY_BYTES}")
-    return key

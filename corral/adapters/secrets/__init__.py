@@ -1,0 +1,1 @@
+"""Secrets, encrypted with a key beside the database: the key file, and the cipher."""
