@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -16,7 +16,7 @@ from corral.client.endpoints import Endpoints
 from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.groups import Groups
 from corral.client.hosts.hosts import Hosts, OwnHost
-from corral.client.http.discovery import discover
+from corral.client.http.discovery import discover, refuse_stranger_at
 from corral.client.http.outage import OutageRules
 from corral.client.http.stream import lines
 from corral.client.http.transport import Backoff, Transport
@@ -47,9 +47,13 @@ class Corral:
         backoff: Backoff | None = None,
         tls: ssl.SSLContext | None = None,
         outage: OutageRules | None = None,
+        prove: Callable[[str], None] | None = None,
     ) -> None:
-        """`tls` is `trust.context(...)` for a server with an authority of its own."""
-        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff, tls=tls, outage=outage)
+        """`tls` is `trust.context(...)` for a server with an authority of its own; `prove` is asked of each
+        new connection whether what is at the address may be sent anything."""
+        self.transport = Transport(
+            url, token, timeout_s=timeout_s, backoff=backoff, tls=tls, outage=outage, prove=prove
+        )
         self.runs = Runs(self.transport)
         self.groups = Groups(self.transport)
         self.schedules = Schedules(self.transport)
@@ -84,7 +88,9 @@ class Corral:
         find = partial(discover, url=url, token=token, home=home, ca=ca, plain_http=plain_http)
         address = find()
         outage = OutageRules(patience_s, find if url is None else None)
-        return cls(address.url, address.token, tls=address.tls, outage=outage)
+        # What was given explicitly is its owner's word; the rest was read in this home, and is proven by it.
+        prove = partial(refuse_stranger_at, home) if url is None or not token else None
+        return cls(address.url, address.token, tls=address.tls, outage=outage, prove=prove)
 
     @property
     def url(self) -> str:

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from corral.client.corral import Corral
 from corral.client.hosts.identity import CA, CLIENT, TOKEN, HostIdentity, read_identity, write_rotated
 from corral.client.hosts.key import make_key
-from corral.client.http.discovery import local_server, own_server, tls_for
+from corral.client.http.discovery import local_server, own_server, refuse_stranger_at, tls_for
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable
@@ -53,7 +54,7 @@ class WorkerCredential:
 
     def url(self) -> str:
         """Raise ServerUnreachable while no server has ever said where it is."""
-        if found := self._given_url or self.identity.url:
+        if found := self._named_url:
             return found
         local = own_server(self._home)
         if local is None:
@@ -63,7 +64,13 @@ class WorkerCredential:
     def connect(self, url: str, *, timeout_s: float, backoff: Backoff) -> Corral:
         client = self.worker_home / CLIENT
         tls = tls_for(url, self._ca(), client if client.exists() else None)
-        return Corral(url, self.identity.token, timeout_s=timeout_s, backoff=backoff, tls=tls)
+        prove = partial(refuse_stranger_at, self._home) if self._named_url is None else None
+        return Corral(url, self.identity.token, timeout_s=timeout_s, backoff=backoff, tls=tls, prove=prove)
+
+    @property
+    def _named_url(self) -> str | None:
+        """Where the server is for good; None for the server of this home, which says itself where it is."""
+        return self._given_url or self.identity.url
 
     def _ca(self) -> str | None:
         kept = self.worker_home / CA

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -20,14 +21,16 @@ from support.installation import CLEAN
 from support.live_server import LiveServer, error_of, serve
 from support.waiting import eventually
 
-from corral.client.hosts.identity import HostIdentity
+from corral.client.corral import Corral
+from corral.client.hosts.identity import HostIdentity, read_identity
 from corral.client.hosts.reach import reached_by_others
 from corral.client.http.discovery import discover, own_server
 from corral.client.http.own_server import process_mark
-from corral.domain.errors import InvalidInput, ServerUnreachable
+from corral.domain.errors import Forbidden, InvalidInput, ServerUnreachable
 from corral.domain.tokens import with_pin
 from corral.functions.http_backend import HttpBackend
 from corral.worker.credential import WorkerCredential
+from corral.worker.server_link import ServerLink
 
 PIN = "ab" * 32
 
@@ -45,6 +48,29 @@ class Stranger(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
+
+
+@contextmanager
+def stranger_at(url: str) -> Iterator[list[str | None]]:
+    """A program that took the port of a server; gives the tokens that it is shown."""
+    Stranger.shown.clear()
+    with HTTPServer(("127.0.0.1", int(url.rpartition(":")[2])), Stranger) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        yield Stranger.shown
+        stranger.shutdown()
+
+
+def start_server(home: Path) -> subprocess.Popen[bytes]:
+    env = {**CLEAN, "CORRAL_HOME": str(home), "CORRAL_PORT": "0"}
+    (home / "server.json").unlink(missing_ok=True)
+    server = subprocess.Popen([sys.executable, "-m", "corral.server"], env=env, stderr=subprocess.DEVNULL)
+    eventually((home / "server.json").exists, "the server to listen")
+    return server
+
+
+def kill(server: subprocess.Popen[bytes]) -> None:
+    server.send_signal(signal.SIGKILL)
+    server.wait()
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +165,65 @@ def test_whoever_takes_the_port_of_a_killed_server_gets_no_token(tmp_path: Path)
     assert done.returncode == same.returncode == 3
     assert "is gone, and nothing is sent" in done.stderr
     assert set(Stranger.shown) <= {None}
+
+
+def test_a_client_that_lives_on_shows_no_token_to_whoever_takes_the_port(tmp_path: Path) -> None:
+    """ATK-15: neither a program's client nor a worker's link does, by any way there is to send; both find the
+    server again when it is back."""
+    server = start_server(tmp_path)
+    try:
+        corral = Corral.found(url=None, token=None, home=tmp_path, ca=None, patience_s=60)
+        identity = read_identity(tmp_path / "worker")
+        assert identity is not None
+        link = ServerLink(WorkerCredential(tmp_path, identity, url=None))
+        before = link.corral
+        assert corral.runs.page().items == []
+        assert before.own_host.get().name == identity.name
+        for client in (corral, before):
+            with pytest.raises((InvalidInput, Forbidden)):
+                ask_shortly(client)
+    finally:
+        kill(server)
+
+    with stranger_at(corral.url) as shown:
+        # The first finds its open connections broken, the others make new ones.
+        for _ in range(2):
+            for client in (corral, link.corral):
+                for ask in (ask_and_read, ask_shortly, ask_for_a_stream):
+                    with pytest.raises(ServerUnreachable):
+                        ask(client)
+            corral.transport.look_again()
+            link.look_again()
+        with pytest.raises(ServerUnreachable, match="nothing is sent"):
+            ask_shortly(corral)
+        assert shown == []
+
+        server = start_server(tmp_path)
+        try:
+            assert corral.transport.persistently(corral.runs.page).items == []
+            link.look_again()
+            assert link.corral.own_host.get().name == identity.name
+            # What was in the middle of something with the old address must not be judged by the new one.
+            with pytest.raises(ServerUnreachable, match="is not at"):
+                ask_shortly(before)
+            assert shown == []
+        finally:
+            kill(server)
+    for client in (corral, before, link.corral):
+        client.close()
+
+
+def ask_and_read(corral: Corral) -> None:
+    corral.transport.once("GET", "/v1/runs", dict)
+
+
+def ask_shortly(corral: Corral) -> None:
+    corral.transport.post("/v1/claims", dict, {})
+
+
+def ask_for_a_stream(corral: Corral) -> None:
+    with corral.transport.stream("GET", "/v1/events"):
+        pass
 
 
 def test_a_pid_that_another_process_has_by_now_is_no_proof(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 
 import httpx
 
@@ -20,7 +21,9 @@ def is_loopback(url: str) -> bool:
     return httpx.URL(url).host in _LOOPBACK
 
 
-def direct_client(url: str, client: httpx.Client, tls: ssl.SSLContext | None) -> DirectClient | None:
+def direct_client(
+    url: str, client: httpx.Client, tls: ssl.SSLContext | None, check: Callable[[], None]
+) -> DirectClient | None:
     if not is_loopback(url) and not is_direct(url):
         return None
     headers = {
@@ -31,7 +34,7 @@ def direct_client(url: str, client: httpx.Client, tls: ssl.SSLContext | None) ->
     }
     if tls is None and url.startswith("https:"):
         tls = ssl.create_default_context()
-    return DirectClient(url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls)
+    return DirectClient(url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls, check=check)
 
 
 def http_client(

@@ -21,6 +21,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from httptools import HttpParserError, HttpResponseParser
 
+from corral.domain.errors import ServerUnreachable
+
 MOST_IDLE = 16
 # The server keeps them open for longer: one must not be closed while we begin to use it.
 IDLE_S = 60.0
@@ -51,10 +53,19 @@ class DirectResponse(NamedTuple):
 
 
 class DirectClient:
-    """Safe to use from several threads; each request has a connection of its own while it lasts."""
+    """Safe to use from several threads; each request has a connection of its own while it lasts.
+
+    `check` is asked of each new connection, before anything is sent: ServerUnreachable where nothing may be.
+    """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], *, connect_s: float, tls: ssl.SSLContext | None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        connect_s: float,
+        tls: ssl.SSLContext | None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         parts = urlsplit(url)
         self._tls = tls if parts.scheme == "https" else None
@@ -63,6 +74,7 @@ class DirectClient:
         lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._connect_s = connect_s
+        self._check = check
         self._lock = threading.Lock()
         # Each with the moment of its last use.
         self._idle: deque[tuple[socket.socket, float]] = deque()
@@ -142,6 +154,11 @@ class DirectClient:
                 sock = self._tls.wrap_socket(sock, server_hostname=self._address[0])
         except OSError as error:
             raise NoConnection(str(error)) from error
+        try:
+            self._check()
+        except ServerUnreachable as error:
+            sock.close()
+            raise NoConnection(error.message) from error
         with self._lock:
             self._open.add(sock)
         return sock

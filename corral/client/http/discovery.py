@@ -127,6 +127,18 @@ def own_server(home: Path) -> ServerAddress | None:
     return found
 
 
+def refuse_stranger_at(home: Path, url: str) -> None:
+    """For a client that lives on: ServerUnreachable unless the server of this home runs, and is at `url`."""
+    if url.startswith("https://"):
+        return
+    found = own_server(home)
+    if found is None or not _same(found.url, url):
+        raise ServerUnreachable(
+            f"the server of {home} is not at {url} any more, and nothing is sent to what may be there now",
+            hint="Start it with `corral up --detach`; if it runs elsewhere, set CORRAL_URL and CORRAL_TOKEN.",
+        )
+
+
 def local_server(home: Path) -> ServerAddress | None:
     """What a server of this home said last of where it is, whether or not it still runs."""
     path = home / "server.json"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -21,8 +22,10 @@ class OpenSockets:
         self._lock = threading.Lock()
         self._sockets: WeakSet[socket.socket] = WeakSet()
 
-    def follow(self, request: httpx.Request) -> None:
-        request.extensions = {**request.extensions, "trace": self._traced}
+    def follow(self, check: Callable[[], None], request: httpx.Request) -> None:
+        """`check` is asked of each connection that is made for it, before anything is sent; what it raises
+        ends the request."""
+        request.extensions = {**request.extensions, "trace": partial(self._traced, check)}
 
     def shut(self) -> None:
         """End every connection. A thread that reads from one wakes at once, which closing it would not do."""
@@ -31,8 +34,14 @@ class OpenSockets:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
-    def _traced(self, name: str, info: Mapping[str, Any]) -> None:
+    def _traced(self, check: Callable[[], None], name: str, info: Mapping[str, Any]) -> None:
         if name.endswith(_MADE):
-            made = info["return_value"].get_extra_info("socket")
+            stream = info["return_value"]
+            try:
+                check()
+            except BaseException:
+                stream.close()
+                raise
+            made = stream.get_extra_info("socket")
             with self._lock:
                 self._sockets.add(made)

@@ -16,11 +16,12 @@ from threading import Lock
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import httpx
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
+from corral.client.http.answers import parsed, reader_of
 from corral.client.http.connection import CONNECT_TIMEOUT_S, direct_client, http_client, is_loopback
 from corral.client.http.direct import DirectClient, DirectResponse, NoConnection
-from corral.client.http.errors import UntrustedServer, from_response, not_an_answer, unreachable
+from corral.client.http.errors import UntrustedServer, from_response, unreachable
 from corral.client.http.outage import OutageRules, is_away
 from corral.client.http.sockets import OpenSockets
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
@@ -78,7 +79,11 @@ class Backoff:
 
 
 class Transport:
-    """Safe to use from several threads. Raises CorralError and its kinds, nothing of httpx."""
+    """Safe to use from several threads. Raises CorralError and its kinds, nothing of httpx.
+
+    `prove`, given the address, raises ServerUnreachable while what listens there may be a stranger: then
+    nothing is sent. It is asked for each new connection, and not for each request.
+    """
 
     def __init__(
         self,
@@ -89,6 +94,7 @@ class Transport:
         backoff: Backoff | None = None,
         tls: ssl.SSLContext | None = None,
         outage: OutageRules | None = None,
+        prove: Callable[[str], None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.backoff = backoff or Backoff()
@@ -97,6 +103,7 @@ class Transport:
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self._timeout_s = timeout_s
         self._sockets = OpenSockets()
+        self._prove = prove or (lambda _: None)
         # Kept open until the end: another thread may be in the middle of a call.
         self._former: list[httpx.Client | DirectClient] = []
         self._moving = Lock()
@@ -104,9 +111,11 @@ class Transport:
 
     def _connect(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
         client = http_client(url.rstrip("/"), token, self._timeout, tls)
-        client.event_hooks = {"request": [self._sockets.follow]}
+        # Of this address for ever: one of the former clients must not be judged by where the server is now.
+        check = partial(self._prove, url.rstrip("/"))
+        client.event_hooks = {"request": [partial(self._sockets.follow, check)]}
         self.url, self._client = url.rstrip("/"), client
-        self._direct = direct_client(self.url, client, tls)
+        self._direct = direct_client(self.url, client, tls, check)
         self._near: Path | None = None
         self._near_is_known = False
 
@@ -176,7 +185,7 @@ class Transport:
         if isinstance(found, DirectResponse):
             if found.is_success:
                 with suppress(ValidationError):
-                    return _reader(answer).validate_json(found.content)
+                    return reader_of(answer).validate_json(found.content)
             # An httpx response is built for an error alone: building one costs more than the request.
             request = httpx.Request("POST", self.url + path)
             found = httpx.Response(
@@ -184,7 +193,7 @@ class Transport:
             )
         if not found.is_success:
             raise from_response(found)
-        return _parse(found, answer)
+        return parsed(found, answer)
 
     def _posted(
         self,
@@ -227,7 +236,7 @@ class Transport:
 
     def once(self, method: str, path: str, answer: type[M], **options: Unpack[RequestOptions]) -> M:
         """One try: for what must not happen twice, or whose caller has a patience of its own."""
-        return _parse(self.raw(method, path, **options), answer)
+        return parsed(self.raw(method, path, **options), answer)
 
     def repeat(self, method: str, path: str, answer: type[M], **options: Unpack[RequestOptions]) -> M:
         """Try again while the server is away: only for calls that may arrive twice."""
@@ -381,22 +390,3 @@ def _escaped(character: str) -> str:
 
 def _kept(params: Params | None) -> dict[str, str | int | float | Sequence[str]]:
     return {key: value for key, value in (params or {}).items() if value is not None}
-
-
-def _parse(response: httpx.Response, answer: type[M]) -> M:
-    try:
-        # An answer without a body is None.
-        return _reader(answer).validate_json(response.content or b"null")
-    except ValidationError as error:
-        raise not_an_answer(response, error) from error
-
-
-_readers: dict[type, TypeAdapter[Any]] = {}
-
-
-def _reader(answer: type[M]) -> TypeAdapter[M]:
-    """Made once: that costs more than most answers."""
-    found = _readers.get(answer)
-    if found is None:
-        found = _readers[answer] = TypeAdapter(answer)
-    return found
