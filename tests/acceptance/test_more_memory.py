@@ -61,6 +61,7 @@ def test_a_run_that_was_refused_memory_has_twice_as_much_set_aside_next(fleet: W
 
 
 def test_a_run_that_ran_out_on_a_small_card_gets_the_large_one(fleet: WatchedWorker) -> None:
+    """MT-D18."""
     run = fleet.python(WANTS_VRAM, resources={"gpus": 1})
 
     ended = fleet.final(run)
