@@ -21,6 +21,7 @@ from support.waiting import eventually
 import corral
 from calls import functions_for_tests as pier
 from corral.client.corral import Corral
+from corral.client.http.outage import OutageRules
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, StoreUnavailable
 from corral.domain.ids import Digest
@@ -129,7 +130,8 @@ def ground(served: Ground) -> Iterator[Ground]:
 def using(served: Ground) -> Iterator[None]:
     """Calls of this process go there; what was made to fail is mended afterwards."""
     patient = Backoff(tries=20, first_s=0.02, most_s=0.1)
-    with Corral(served.live.url, served.live.operator, backoff=patient) as client:
+    rules = OutageRules(patience_s=2)
+    with Corral(served.live.url, served.live.operator, backoff=patient, outage=rules) as client:
         backend.set_backend(HttpBackend(client, "default"))
         yield
         backend.set_backend(None)
@@ -175,7 +177,7 @@ def test_reads_that_break_in_the_middle_go_on_where_they_were(ground: Ground) ->
 
 
 def test_a_store_that_stays_away_is_told_to_the_caller(ground: Ground) -> None:
-    ground.blobs.failing_writes = 1000
+    ground.blobs.failing_writes = 1_000_000
 
     with pytest.raises(StoreUnavailable, match="does not answer"):
         pier.give_back.spawn(value(3))
