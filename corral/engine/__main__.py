@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from corral.engine.reports.events import EventWriter, TerminalOutput
 from corral.engine.spec import JobPaths
 
 _BEGAN = time.perf_counter()
@@ -113,6 +114,7 @@ def main(argv: Sequence[str]) -> int:
     if not any(name in os.environ for name in _ALLOCATOR):
         # Otherwise blocks of a size that no longer comes are kept, and a run takes a tenth more than it uses.
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+    EventWriter(where.events, TerminalOutput()).doing("starting the engine")
     # Loaded here: torch takes seconds, and --help or a spec that is missing should not wait for it. Without
     # the garbage collector, which would look through a million objects many times and free none of them.
     gc.disable()

@@ -7,6 +7,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -173,3 +175,14 @@ def test_a_stop_gives_up_work_that_may_be_lost_and_waits_for_the_rest() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_the_worker_hears_that_the_engine_starts_before_torch_is_loaded(tmp_path: Path) -> None:
+    """HOUR-09: importing it takes seconds, and on a busy machine a minute."""
+    events = tmp_path / "events"
+    env = {**os.environ, "CORRAL_EVENTS": str(events), "CORRAL_SPEC": str(tmp_path / "none")}
+
+    done = subprocess.run([sys.executable, "-m", "corral.engine"], env=env, capture_output=True, check=False)
+
+    assert done.returncode != 0
+    assert events_of(events)[0] == ProgressEvent({"phase": "starting the engine"})
