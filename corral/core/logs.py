@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from corral.core.leases.fence import fence, owned
+from corral.core.log_redaction import BegunSecrets, RecordRedactor
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
 from corral.core.secrets import SecretRedactor
@@ -122,12 +123,15 @@ class LogWriter:
     # One batch at a time for a lease: two must not be appended at the same place. A lock goes with its last
     # user, since leases end in many ways and not all of them say so.
     _locks: WeakValueDictionary[LeaseId, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    begun_secrets: BegunSecrets = field(default_factory=BegunSecrets)
 
-    async def append(self, key: LeaseKey, batch_of: Callable[[SecretValues | None], LogBatch]) -> int | None:
+    async def append(
+        self, key: LeaseKey, batch_of: Callable[[RecordRedactor | None], LogBatch]
+    ) -> int | None:
         """None if the batch was accepted; otherwise the number of the batch that the lease expects.
 
-        `batch_of` makes the batch without these secrets: the worker took out those that it gave the run, and
-        never has the others of the project.
+        `batch_of` makes the batch without secrets: the worker took out those that it gave the run, and never
+        has the others of the project.
         """
         batch = batch_of(None)
 
@@ -140,11 +144,17 @@ class LogWriter:
             where, values, expected = await self.store.read(look)
             if where is None:
                 return expected
-            if values is not None:
-                batch = await self.in_thread(partial(batch_of, values))
+            begun = self.begun_secrets.before(key.id, batch.seq)
+            redactor = RecordRedactor(values or SecretValues({}), begun)
+            if values is not None or begun:
+                batch = await self.in_thread(partial(batch_of, redactor))
             await self.in_thread(partial(write, where, batch, self.segments))
             unit = partial(commit, key=key, plan=where, batch=batch, now=self.clock.now(), policy=self.policy)
-            return None if await self.store.write(unit) else batch.seq + 1
+            if not await self.store.write(unit):
+                return batch.seq + 1
+            # Only now: a batch that comes again, since it was not accepted, begins where this one began.
+            self.begun_secrets.keep(key.id, batch.seq, redactor.begun())
+            return None
 
 
 def is_over(lease: Lease, policy: ServerPolicy) -> bool:

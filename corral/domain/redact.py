@@ -13,6 +13,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
 MIN_SECRET_BYTES = 8
@@ -118,17 +119,27 @@ class SecretValues:
         return index < len(self._sorted) and self._sorted[index].startswith(piece)
 
 
+class HeldBytes(NamedTuple):
+    """What a StreamRedactor has not released; another can go on from it. The first `covered` bytes belong to
+    a secret whose label is already out."""
+
+    data: bytes = b""
+    covered: int = 0
+
+
 class StreamRedactor:
     """Redacts a stream; any split of the input gives the same output as the whole.
 
     Holds back only what may be the beginning of a secret: always less than the longest needle.
     """
 
-    def __init__(self, secrets: SecretValues) -> None:
+    def __init__(self, secrets: SecretValues, held: HeldBytes | None = None) -> None:
         self._secrets = secrets
-        self._held = b""
-        # The first bytes of `_held` may belong to a secret whose label is already out.
-        self._covered = 0
+        self._held, self._covered = held or HeldBytes()
+
+    @property
+    def held(self) -> HeldBytes:
+        return HeldBytes(self._held, self._covered)
 
     def feed(self, data: bytes) -> bytes:
         """What may be released now."""

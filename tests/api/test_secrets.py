@@ -14,6 +14,9 @@ import pytest
 from support.installation import Completed, Installation
 from support.live_server import LiveServer, error_of, fresh, named, new_host, record, serve, sha
 
+from corral.core.log_redaction import BegunSecrets
+from corral.domain.ids import LeaseId
+from corral.domain.redact import HeldBytes
 from corral.wire.errors import ErrorBody
 
 # Unmistakably fake. The first could be a name; the second needs quoting wherever it is written.
@@ -261,6 +264,57 @@ def test_what_a_worker_reports_is_stored_without_any_secret_of_the_project(live:
     assert all(b"[secret CANARY]" in text for text in shown[1:3])
     stored = [path.read_bytes() for path in live.home.rglob("*") if path.is_file()]
     assert _exposed("the answers", b"".join(shown)) + _exposed("the home", b"".join(stored)) == []
+
+
+def _piece(text: str, stream: str = "stdout", *, partial: bool = True) -> dict[str, Any]:
+    return {"at": 1.0, "stream": stream, "text": text, "partial": partial}
+
+
+def test_a_secret_in_pieces_is_taken_out_of_the_pieces(live: LiveServer) -> None:
+    """ATK-16: a line that comes in several records, in one batch or in several, by two streams at once; text
+    that only begins like a secret is all there in the end, also where a batch is sent twice."""
+    project = named("project")
+    lease = new_host(live).run(project=project)
+    live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
+    first = {"seq": 1, "logs": [_piece("A:" + CANARY[:9]), _piece(CANARY[9:]), _piece(" B:" + CANARY[:9])]}
+    batches: list[dict[str, Any]] = [
+        {**first, "logs": [*first["logs"], _piece("E:" + CANARY[:3], "stderr")]},
+        {"seq": 2, "logs": [_piece(CANARY[9:20]), _piece(CANARY[3:], "stderr", partial=False)]},
+        {"seq": 3, "logs": [_piece(CANARY[20:] + " C:" + "x" * 65_000 + CANARY[:1])]},
+        {"seq": 3, "logs": [_piece("the same batch, again")]},
+        {"seq": 4, "logs": [_piece("onical", partial=False), _piece(CANARY[:5], partial=False)]},
+    ]
+
+    for batch in batches:
+        lease.ok("POST", "events", batch)
+
+    items = live.ok("GET", f"/v1/runs/{lease.run_id}/logs")["items"]
+    said = {
+        stream: "".join(item["text"] for item in items if item["stream"] == stream)
+        for stream in ("stdout", "stderr")
+    }
+    assert said["stderr"] == "E:[secret CANARY]"
+    assert said["stdout"] == "A:[secret CANARY] B:[secret CANARY] C:" + "x" * 65_000 + "conical" + CANARY[:5]
+    assert len(live.services.log_writer.begun_secrets) == 0
+
+
+def test_what_may_begin_a_secret_is_dropped_with_its_lease(live: LiveServer) -> None:
+    """ATK-16: what is held in memory is bounded, and ends with its lease."""
+    project = named("project")
+    lease = new_host(live).run(project=project)
+    live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
+    held = live.services.log_writer.begun_secrets
+    lease.ok("POST", "events", {"seq": 1, "logs": [_piece(CANARY[:9])]})
+    assert len(held) == 1
+
+    lease.ok("POST", "stopped", {"reason": "cancelled", "detail": ""})
+
+    assert len(held) == 0
+    few = BegunSecrets(most_bytes=20)
+    for lease_id in ("a", "b", "c"):
+        few.keep(LeaseId(lease_id), 1, {"stdout": HeldBytes(b"0123456789")})
+    assert [bool(few.before(LeaseId(lease_id), 2)) for lease_id in ("a", "b", "c")] == [False, True, True]
+    assert few.before(LeaseId("c"), 3) == {}
 
 
 def test_a_users_manifest_is_searched_too(live: LiveServer) -> None:

@@ -13,6 +13,7 @@ from corral.core import logs, secrets
 from corral.core.artifacts import FileManifest, commit_from_lease
 from corral.core.leases.heartbeat import Beat, beat
 from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
+from corral.core.log_redaction import RecordRedactor
 from corral.core.queue.claim import ClaimTerms
 from corral.core.runs.more_memory import MemoryShortage
 from corral.core.storage.objects import list_objects, put_object, read_object
@@ -129,9 +130,14 @@ def _values(tx: Tx, lease_id: LeaseId, svc: Services) -> SecretValues | None:
     return None if lease is None else svc.redactor.of(tx, lease.project)
 
 
-def _batch(body: EventBatch, values: SecretValues | None) -> logs.LogBatch:
+def _batch(body: EventBatch, redactor: RecordRedactor | None) -> logs.LogBatch:
+    values = None if redactor is None else redactor.values
     clean: Callable[[str], str] = str if values is None else values.redact_text
-    records = [[r.at, r.stream, r.partial, clean(r.text), r.call] for r in body.logs]
+    texts = [
+        r.text if redactor is None else redactor.record(r.stream, r.text, partial=r.partial)
+        for r in body.logs
+    ]
+    records = [[r.at, r.stream, r.partial, text, r.call] for r, text in zip(body.logs, texts, strict=True)]
     # Only the line of a call has a fifth item.
     log_lines = [json.dumps(one[:4] if one[4] is None else one) + "\n" for one in records]
     metric_lines = [json.dumps([m.at, clean(m.name), m.value, m.step]) + "\n" for m in body.metrics]
@@ -217,6 +223,7 @@ def _unit(key: LeaseKey, end: LeaseEnd, svc: Services) -> Callable[[Tx], LeaseOu
     else:
         kind = "fail" if isinstance(end, wire.FailRequest) else "stopped"
         report = LeaseReport(kind, **end.model_dump(exclude={"memory"}), memory=_shortage(end))
+    svc.log_writer.begun_secrets.forget(key.id)
     return lambda tx: svc.ender.end(tx, key, report, now=svc.clock.now())
 
 
