@@ -90,6 +90,13 @@ class TooLarge(CorralError):
     hint = "Send less at once, or raise the limit in the server's settings."
 
 
+class RepeatedField(CorralError):
+    """A field that says what the body is stands in the request's head more than once."""
+
+    code = "repeated_field"
+    hint = "Send the field once."
+
+
 class Unauthenticated(CorralError):
     code = "unauthenticated"
     hint = "Set CORRAL_TOKEN, or run `corral up` on this machine, which writes one."

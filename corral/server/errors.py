@@ -49,6 +49,7 @@ STATUS: Mapping[str, int] = {
     "project_full": 507,
     "rate_limited": 429,
     "version_mismatch": 400,
+    "repeated_field": 400,
     "key_problem": 409,
     "gateway_timeout": 504,
     "bad_gateway": 502,

@@ -20,8 +20,15 @@ SMALL_BYTES = 64 << 10
 MOST_KEYS = 20_000
 MOST_VALUES = 2_000_000
 MOST_DEPTH = 64
-# What a web function is sent is its own affair.
-_WEB = "/v1/web/"
+# What is kept or passed on as it is. All else is JSON, whatever it calls itself: what the framework takes for
+# JSON is the framework's affair, and has changed before.
+_RAW = re.compile(
+    r"PUT /v1/(?:projects|leases)/[^/]+/blobs/[^/]+"
+    r"|POST /v1/(?:projects|leases)/[^/]+/blobs/pack"
+    r"|PUT /v1/leases/[^/]+/objects/.+"
+    r"|[A-Z]+ /v1/web/.*",
+    re.DOTALL,
+)
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # Few at a time: between two of them other threads have their turn.
 _TEXTS = re.compile(rb'(?:[^"]*+"(?:[^"\\]++|\\.)*+"){1,10000}+', re.DOTALL)
@@ -33,7 +40,7 @@ async def checked(
     scope: Scope, receive: Receive, in_thread: Callable[[Callable[[], None]], Awaitable[None]]
 ) -> Receive:
     """The same body, once it is known to hold no more than it may; TooLarge or InvalidInput otherwise."""
-    if not _is_large_json(scope):
+    if not _may_be_large_json(scope):
         return receive
     parts: list[bytes] = []
     while True:
@@ -90,14 +97,21 @@ def _check_objects(shape: bytes) -> None:
     raise InvalidInput(f"the body is nested deeper than {MOST_DEPTH}", hint="Check what wrote the request.")
 
 
-def _is_large_json(scope: Scope) -> bool:
-    if scope["path"].startswith(_WEB):
+def is_raw(method: str, path: str) -> bool:
+    """Whether the body of such a request is bytes, and not JSON."""
+    return _RAW.fullmatch(f"{method} {path}") is not None
+
+
+def _may_be_large_json(scope: Scope) -> bool:
+    length, has_body = b"", False
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length, has_body = value, True
+        elif name == b"transfer-encoding":
+            has_body = True
+    if not has_body or (length.isdigit() and int(length) <= SMALL_BYTES):
         return False
-    headers = dict(scope["headers"])
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    length = headers.get(b"content-length", b"")
-    is_small = length.isdigit() and int(length) <= SMALL_BYTES
-    return not is_small and (kind == b"application/json" or kind.endswith(b"+json"))
+    return not is_raw(scope["method"], scope["path"])
 
 
 def _first(message: Message, receive: Receive) -> Receive:

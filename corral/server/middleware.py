@@ -16,7 +16,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral.core.tokens import authenticate
-from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
+from corral.domain.errors import (
+    CorralError,
+    InvalidInput,
+    RateLimited,
+    RepeatedField,
+    TooLarge,
+    Unauthenticated,
+)
 from corral.domain.ids import TokenId
 from corral.domain.protocol import CLIENT_HEADER, PROTOCOL, SERVER_HEADER, parse_protocol
 from corral.domain.tokens import Token, parse_token
@@ -30,6 +37,9 @@ from corral.version import __version__
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 _WEB = "/v1/web/"
+# What they say must hold for everyone who reads the request: of two, one reader takes the first and another
+# the last.
+_ONCE = frozenset({b"content-type", b"content-length", b"transfer-encoding", b"authorization"})
 log = logging.getLogger("corral.server")
 VERSION_HEADERS = (
     (b"corral-version", __version__.encode()),
@@ -67,6 +77,7 @@ class Gate:
             await send(message)
 
         try:
+            _refuse_repeated(scope)
             state["token"] = token = await self._authenticate(scope)
             if token is not None:
                 self._services.trust.check(token, state.get("peer"))
@@ -230,6 +241,16 @@ async def _answer(call: express.FastRoute, services: Services, request: Request,
     response = Response(reply.body, reply.status)
     response.raw_headers += reply.headers
     await response(request.scope, request.receive, send)
+
+
+def _refuse_repeated(scope: Scope) -> None:
+    """RepeatedField if one that may stand once stands twice."""
+    seen = set()
+    for name, _ in scope["headers"]:
+        if name in _ONCE:
+            if name in seen:
+                raise RepeatedField(f"the request has more than one {name.decode().title()} field")
+            seen.add(name)
 
 
 def _refuse_nul(scope: Scope) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +16,8 @@ from support.live_server import FakeHost, LiveServer, error_of, serve
 
 from corral.server.app import _ROUTES
 from corral.server.fast_routes import match
-from corral.server.json_bodies import MOST_KEYS, MOST_VALUES
+from corral.server.json_bodies import MOST_KEYS, MOST_VALUES, is_raw
+from corral.wire.errors import ErrorBody
 
 MANY = 50_000
 JSON = {"Content-Type": "application/json"}
@@ -89,6 +93,68 @@ def test_a_body_of_too_many_parts_is_refused(
 
     pieces = (body[at : at + 65536] for at in range(0, len(body), 65536))
     error_of(live.call("POST", path, content=pieces, headers=JSON), *code)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [[], ["text/plain"], ["application/octet-stream"], ["application/x; a=application/json"]],
+    ids=["none", "text", "bytes", "parameter"],
+)
+@pytest.mark.parametrize("path", ["/v1/runs", "/v1/schedules"])
+def test_a_body_is_checked_whatever_it_calls_itself(path: str, kinds: list[str], live: LiveServer) -> None:
+    """ATK-10, SEC-04: what the framework takes for JSON must not be what this check takes for none."""
+    assert _posted(live, path, _WIDE, kinds).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("path", ["/v1/runs", "/v1/schedules", "/v1/web/default/none/x"])
+@pytest.mark.parametrize(
+    "kinds", [["application/json", "text/plain"], ["text/plain", "application/json"]], ids=["first", "last"]
+)
+def test_two_kinds_of_one_body_are_refused(path: str, kinds: list[str], live: LiveServer) -> None:
+    """ATK-10, SEC-04: the check took the last, the framework the first: 300,000 keys held all calls up."""
+    said = _posted(live, path, b"{}", kinds)
+
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 "), said
+    error = ErrorBody.model_validate_json(body)
+    assert (error.code, error.message) == (
+        "repeated_field",
+        "the request has more than one Content-Type field",
+    )
+
+
+def test_two_lengths_of_one_body_are_refused(live: LiveServer) -> None:
+    """ATK-10: also equal ones."""
+    assert _posted(live, "/v1/runs", b"{}", ["application/json"], lengths=2).startswith(b"HTTP/1.1 400 ")
+
+
+def test_only_bytes_are_not_looked_at() -> None:
+    """ATK-10: each route that parses JSON is checked, and each that takes bytes is not."""
+    routes = [one for module in _ROUTES for one in module.router.routes if isinstance(one, APIRoute)]
+    for route in routes:
+        path = re.sub(r"\{[^}]+\}", "x", route.path)
+        takes_bytes = "requestBody" in (route.openapi_extra or {}) or path.startswith("/v1/web/")
+        assert {is_raw(method, path) for method in route.methods or ()} == {takes_bytes}, path
+
+
+_WIDE = b"{%s}" % b",".join(b'"k%d":1' % n for n in range(MOST_KEYS + 1))
+
+
+def _posted(live: LiveServer, path: str, body: bytes, kinds: list[str], lengths: int = 1) -> bytes:
+    """With exactly these fields, which no client would send."""
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {live.operator}"]
+    lines += [f"Content-Type: {kind}" for kind in kinds]
+    lines += [f"Content-Length: {len(body)}"] * lengths
+    head = "\r\n".join([*lines, "Connection: close", "", ""]).encode()
+    said = b""
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+        # Refused before it was read, the rest of it may find nobody.
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(head + body)
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(65536):
+                said += part
+    return said
 
 
 def test_what_stands_in_a_text_does_not_count(live: LiveServer) -> None:
