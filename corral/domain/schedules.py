@@ -23,6 +23,10 @@ class Overlap(StrEnum):
     CANCEL = "cancel"
 
 
+# How the actor of what a schedule makes begins.
+BY_SCHEDULE = "schedule:"
+
+
 class Schedule(NamedTuple):
     """`spec` is what to submit, as JSON. Either `cron` (read in `timezone`) or `every_s` is set."""
 

@@ -6,17 +6,19 @@ writer that dies. How much will come is told by other means.
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from corral.files.locks import locked
+from corral.files.locks import locked, try_lock
 
 # A smaller file is whole before anybody could be told of it.
 READ_WHILE_WRITTEN_BYTES = 4 << 20
@@ -26,6 +28,10 @@ WRITE_BYTES = 1 << 18
 # Smaller parts are copied sooner than threads are started.
 _THREADS_FROM_BYTES = 16 << 20
 _READERS = 2
+# How long a copy waits for a writer that has nothing new.
+_POLL_S = 0.001
+# The system cannot copy between these two files by itself.
+_NO_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY})
 
 
 @contextmanager
@@ -46,6 +52,42 @@ def write(
         view = memoryview(part)
         while view and not until():
             view = view[file.write(view[:WRITE_BYTES]) :]
+
+
+def copy(source: BinaryIO, target: BinaryIO, size: int, *, until: Callable[[], bool] = lambda: False) -> int:
+    """The next `size` bytes of a file, or fewer where it ends. How many were not there.
+
+    The two begin where they are, and are not buffered.
+    """
+    while size and not until() and (copied := _copy_piece(source, target, min(size, WRITE_BYTES))):
+        size -= copied
+    return size
+
+
+def follow(source: BinaryIO, target: BinaryIO, size: int, *, until: Callable[[], bool]) -> None:
+    """Copy a file while it is written, until it has so many bytes, its writer ends, or nobody wants it."""
+    while size and not until():
+        # Looked for before the bytes: what is not there once nobody writes does not come.
+        is_whole = try_lock(source.fileno())
+        left = copy(source, target, size, until=until)
+        if is_whole:
+            return
+        if left == size:
+            time.sleep(_POLL_S)
+        size = left
+
+
+def _copy_piece(source: BinaryIO, target: BinaryIO, size: int) -> int:
+    """By the system, which shares the blocks until one is written to, where the file system can do that."""
+    if hasattr(os, "copy_file_range"):
+        try:
+            return os.copy_file_range(source.fileno(), target.fileno(), size)
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+    piece = memoryview(source.read(size))
+    write(target, [piece])
+    return len(piece)
 
 
 class MappedFile(mmap.mmap):

@@ -145,7 +145,7 @@ def parts(count: int, size: int) -> Iterator[bytes]:
 
 
 def when_half_is_written(then: Callable[[], None]) -> Callable[[], None]:
-    """Of the next large result of this process, and its file is on its way. Gives how to undo it."""
+    """Of the next large result of this process. Gives how to undo it."""
     from corral.files import large  # noqa: PLC0415 - it is that of the instance
 
     real = large.write
@@ -153,8 +153,6 @@ def when_half_is_written(then: Callable[[], None]) -> Callable[[], None]:
     def write(file: Any, parts: Any, **more: Any) -> None:
         data = b"".join(parts)
         real(file, [data[: len(data) // 2]])
-        while os.fstat(file.fileno()).st_nlink < 2:
-            time.sleep(0.001)
         then()
         real(file, [data[len(data) // 2 :]], **more)
 
@@ -166,18 +164,31 @@ def when_half_is_written(then: Callable[[], None]) -> Callable[[], None]:
     return undo
 
 
+def wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
 @app.function()
-def killed_while_telling(path: str, size: int) -> bytes:
-    """At its first try."""
+def killed_while_telling(path: str, go: str, size: int) -> bytes:
+    """At its first try, and not before `go` is there."""
+
+    def kill() -> None:
+        wait_for(go)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     if not os.path.exists(path):
         record(path, "killed")
-        when_half_is_written(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        when_half_is_written(kill)
     return makes(1) * size
 
 
 @app.function()
-def fails_while_telling(size: int) -> Iterator[bytes]:
+def fails_while_telling(go: str, size: int) -> Iterator[bytes]:
+    """Not before `go` is there."""
+
     def full() -> None:
+        wait_for(go)
         raise OSError(28, "No space left on device")
 
     undo = when_half_is_written(full)
@@ -203,8 +214,7 @@ def slow_to_tell(path: str, size: int) -> bytes:
 
     def wait() -> None:
         undo[0]()
-        while not os.path.exists(path):
-            time.sleep(0.01)
+        wait_for(path)
 
     undo.append(when_half_is_written(wait))
     return b"y" * size
@@ -263,3 +273,49 @@ def looks_around(project: str) -> tuple[list[str], str]:
     except corral.FunctionError as error:
         said = str(error)
     return [f"{key}={value}" for key, value in os.environ.items()], said
+
+
+def change(descriptor: int) -> None:
+    """What the file holds, with its time put back."""
+    before = os.fstat(descriptor)
+    os.pwrite(descriptor, b"changed", before.st_size // 2)
+    os.utime(descriptor, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@app.function()
+def changes_arguments(value: Any) -> int:
+    """From its second call on it has written to the file of its argument before it reads it."""
+    real = os.unlink
+
+    def unlink(path: Any, **more: Any) -> None:
+        descriptor = os.open(path, os.O_RDWR)
+        change(descriptor)
+        os.close(descriptor)
+        os.unlink = real
+        real(path, **more)
+
+    os.unlink = unlink
+    return len(value)
+
+
+kept_open: list[int] = []
+
+
+@app.function()
+def keeps_its_result_open(size: int) -> bytes:
+    """The file of it; with no size it writes to all that it has kept."""
+    from corral.files import large  # noqa: PLC0415 - it is that of the instance
+
+    if not size:
+        for descriptor in kept_open:
+            change(descriptor)
+        return b"%d" % len(kept_open)
+    real = large.write
+
+    def write(file: Any, parts: Any, **more: Any) -> None:
+        kept_open.append(os.dup(file.fileno()))
+        large.write = real
+        real(file, parts, **more)
+
+    large.write = write
+    return makes(1) * size

@@ -119,7 +119,10 @@ def test_an_instance_killed_while_it_writes_its_result_leaves_nothing(ground: Gr
     """kill -9 with half of it written, and read: the call is tried again, and there is no half of a blob."""
     before = blobs(ground)
 
-    result = pier.killed_while_telling.remote(str(tmp_path / "killed"), 6 << 20)
+    call = pier.killed_while_telling.spawn(str(tmp_path / "killed"), str(tmp_path / "go"), 6 << 20)
+    eventually(lambda: near(ground) != [], "it is being written")
+    (tmp_path / "go").touch()
+    result = call.result(100)
 
     assert result == bytes(6 << 20)
     assert (tmp_path / "killed").read_text() == "killed\n"
@@ -128,11 +131,15 @@ def test_an_instance_killed_while_it_writes_its_result_leaves_nothing(ground: Gr
     assert hashlib.sha256(codec.encode(result)[1]).hexdigest() == made
 
 
-def test_an_instance_that_cannot_write_its_result_says_so(ground: Ground) -> None:
-    before = blobs(ground)
+def test_an_instance_that_cannot_write_its_result_says_so(ground: Ground, tmp_path: Path) -> None:
+    before, go = blobs(ground), tmp_path / "go"
 
-    with pytest.raises(OSError, match="No space left"):
-        list(pier.fails_while_telling.stream(6 << 20))
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(lambda: list(pier.fails_while_telling.stream(str(go), 6 << 20)))
+        eventually(lambda: near(ground) != [], "it is being written")
+        go.touch()
+        with pytest.raises(OSError, match="No space left"):
+            told.result(100)
 
     eventually(lambda: near(ground) == [], "nothing is left")
     assert blobs(ground) == before
@@ -257,8 +264,7 @@ def test_what_is_too_large_is_refused_before_it_is_written(
     assert blobs(ground) == before
 
 
-def test_what_cannot_be_moved_is_left_to_be_sent(ground: Ground) -> None:
-    """From another file system."""
+def test_a_file_of_another_file_system_is_copied_too(ground: Ground) -> None:
     with (
         tempfile.NamedTemporaryFile(dir="/dev/shm") as file,
         Corral(ground.live.url, ground.live.operator) as c,
@@ -267,9 +273,77 @@ def test_what_cannot_be_moved_is_left_to_be_sent(ground: Ground) -> None:
         if path.stat().st_dev == ground.live.home.stat().st_dev:
             pytest.skip("there is only one")
         path.write_bytes(b"hay")
-        assert c.sink("default").hand_over(path, size=3) is None
+        for size in (None, 3):
+            stored = c.sink("default").hand_over(path, size=size)
+            assert stored is not None
+            assert stored.sha256 == hashlib.sha256(b"hay").hexdigest()
         assert path.read_bytes() == b"hay"
     assert near(ground) == []
+
+
+def stored(ground: Ground, call_id: str, what: str) -> Path:
+    """The file of what a call was given or gave."""
+    found = ground.live.ok("GET", f"/v1/calls/{call_id}")[what]["blob"]
+    return Path(ground.live.home / "blobs" / found[:2] / found)
+
+
+def is_whole(path: Path) -> bool:
+    return hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+
+
+@pytest.mark.parametrize("size", [600_000, 6 << 20])
+def test_an_instance_that_writes_to_its_arguments_changes_nothing_stored(ground: Ground, size: int) -> None:
+    """ATK-04: the file of an argument is the instance's own, and never the stored one."""
+    sent = os.urandom(size)
+    pier.changes_arguments.remote(b"")
+    before = blobs(ground)
+
+    pier.changes_arguments.remote(sent)
+
+    (made,) = blobs(ground) - before
+    assert is_whole(ground.live.home / "blobs" / made[:2] / made)
+
+
+@pytest.mark.parametrize("size", [600_000, 6 << 20])
+def test_an_instance_that_keeps_its_result_open_changes_nothing_stored(ground: Ground, size: int) -> None:
+    """ATK-04: a result that was handed over is written to by nobody, whoever has its first file open."""
+    call = pier.keeps_its_result_open.spawn(size)
+    call.result(100)
+
+    assert int(pier.keeps_its_result_open.remote(0)) > 0
+
+    assert is_whole(stored(ground, call.id, "result"))
+    assert corral.Call.from_id(call.id).result(30) == pier.makes(1) * size
+
+
+def test_a_file_that_has_another_name_is_not_taken(ground: Ground) -> None:
+    """ATK-04: as a worker of an earlier release hands a result over; it sends the bytes then."""
+    before, path = blobs(ground), folder(ground) / ("a" * 32)
+    (ground.live.home / "other").write_bytes(b"hay with another name")
+    os.link(ground.live.home / "other", path)
+
+    refused = hand(ground, path, 21)
+
+    assert refused.status_code == 503
+    assert "it has another name" in refused.json()["message"]
+    assert (near(ground), blobs(ground)) == ([], before)
+
+
+def test_a_blob_that_was_written_to_is_not_read_in_place_though_its_time_was_put_back(ground: Ground) -> None:
+    """ATK-04: whoever can do that can do worse, but a reader in place does not hash."""
+    call = pier.makes.spawn(530_000)
+    call.result(100)
+    path = stored(ground, call.id, "result")
+    asked = f"/v1/blobs/{path.name}/place?project=default"
+    assert ground.live.ok("GET", asked)["path"] is not None
+
+    descriptor = os.open(path, os.O_RDWR)
+    pier.change(descriptor)
+    os.close(descriptor)
+
+    assert ground.live.ok("GET", asked)["path"] is None
+    with pytest.raises(corral.ResultLost, match="damaged"):
+        corral.Call.from_id(call.id).result(30)
 
 
 def test_a_result_that_changed_on_disk_is_never_a_value(ground: Ground) -> None:

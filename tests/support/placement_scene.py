@@ -31,7 +31,7 @@ from corral.domain.canonical import canonical
 from corral.domain.hosts.capability import GIB, Capability, Gpu, Requirements
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import HostPolicy
-from corral.domain.ids import RunId, new_host_id
+from corral.domain.ids import RunId, ScheduleId, new_host_id
 from corral.domain.quotas import Quota, UsageHours, month_of
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Event, Run
@@ -105,8 +105,11 @@ class PlacementScene:
         project: str = "default",
         lost: int = 9,
         by: str = "user:ada",
+        schedule_id: ScheduleId | None = None,
     ) -> RunId:
-        return self.submit_many(1, need, name=name, project=project, lost=lost, by=by)[0]
+        return self.submit_many(
+            1, need, name=name, project=project, lost=lost, by=by, schedule_id=schedule_id
+        )[0]
 
     def submit_many(
         self,
@@ -117,6 +120,7 @@ class PlacementScene:
         project: str = "default",
         lost: int = 9,
         by: str = "user:ada",
+        schedule_id: ScheduleId | None = None,
     ) -> tuple[RunId, ...]:
         self._requests += 1
         request = f"submit-{self._requests}"
@@ -127,7 +131,13 @@ class PlacementScene:
         new = NewRun(run, "{}", need)
         done = self.db.now_write(
             lambda tx: submit(
-                tx, [new] * count, request_id=request, group=None, principal=by, now=self.clock.now()
+                tx,
+                [new] * count,
+                request_id=request,
+                group=None,
+                principal=by,
+                now=self.clock.now(),
+                schedule_id=schedule_id,
             )
         )
         # No two of an age: ties are broken by random ids.

@@ -12,10 +12,13 @@ from support.placement_scene import PlacementScene, machine
 from corral.core.hosts.faults import FIRST_S, MOST_FAULTS, QUICK_S
 from corral.core.queue.roster import AGAIN_S
 from corral.core.queue.why import HostStanding
+from corral.core.schedules.fire import name_of_time
+from corral.domain.ids import new_schedule_id
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import RetryLimits
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import RunState
+from corral.domain.schedules import MissedTimes, Overlap, Schedule
 
 
 @pytest.fixture
@@ -66,6 +69,40 @@ def test_one_user_alone_cannot_set_a_host_aside(ground: PlacementScene) -> None:
     fail(ground, "five", by="user:ada")
     assert ground.row("bad").set_aside_until is None
     fail(ground, "six", by="user:grace")
+    assert ground.row("bad").set_aside_until is not None
+
+
+def test_one_user_cannot_set_a_host_aside_by_schedules(ground: PlacementScene) -> None:
+    """ATK-09: a run of a schedule counts for who made the schedule, and for nobody once that is gone."""
+
+    def scheduled(name: str, made_by: str, *, removed: bool = False) -> None:
+        schedule = Schedule(
+            id=new_schedule_id(),
+            project="default",
+            name=name,
+            spec="{}",
+            cron="0 3 * * *",
+            every_s=None,
+            timezone="UTC",
+            missed=MissedTimes.ONCE,
+            overlap=Overlap.SKIP,
+            created_at=ground.clock.now(),
+            created_by=made_by,
+        )
+        ground.db.now_write(lambda tx: tx.schedules.insert(schedule))
+        ground.submit(name=name, by=name_of_time(schedule)[0], schedule_id=schedule.id)
+        lease = ground.grant("bad")
+        if removed:
+            ground.db.now_write(lambda tx: tx.schedules.delete(schedule.id))
+        ground.end(lease, "fail", Reason.CODE_ERROR, ran_s=1.0)
+
+    for name in ("one", "two", "three"):
+        scheduled(name, "user:mallory")
+        scheduled(f"{name}-gone", "user:mallory", removed=True)
+    fail(ground, "four", by="user:mallory")
+    assert (ground.row("bad").strikes, ground.row("bad").set_aside_until) == (1, None)
+    scheduled("five", "user:ada")
+    scheduled("six", "user:grace")
     assert ground.row("bad").set_aside_until is not None
 
 

@@ -55,8 +55,8 @@ class DirectoryBlobs:
         self._partials = root / "partial"
         self._near = HandoverInbox(root, self._partials)
         self._hand_over = hand_over
-        # Blobs that were hashed here lately, with inode, size and time of the file then.
-        self._hashed: OrderedDict[Digest, tuple[int, int, int]] = OrderedDict()
+        # Blobs that were hashed here lately, with inode, size and times of the file then.
+        self._hashed: OrderedDict[Digest, tuple[int, int, int, int]] = OrderedDict()
         self._min_free_bytes = min_free_bytes
         self._open: weakref.WeakValueDictionary[Path, DirectoryUpload] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -309,9 +309,10 @@ class _Reading(Iterator[bytes]):
         return piece
 
 
-def _file_state(path: Path) -> tuple[int, int, int]:
+def _file_state(path: Path) -> tuple[int, int, int, int]:
+    """The time of the last change cannot be put back, as that of the last write can."""
     found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _wrong_offset(digest: Digest, asked: int, found: int) -> OffsetMismatch:

@@ -152,6 +152,9 @@ class TakenFile:
             found = os.fstat(descriptor)
             if (found.st_size, found.st_mtime_ns) != (self.size, self._written_at):
                 raise OSError("it was written to after it was handed over")
+            if found.st_nlink != 1:
+                # As an older worker hands over a result: by its other name it could still be written to.
+                raise OSError("it has another name")
             os.fchmod(descriptor, 0o600)
             self._publish(self.digest, self._partial)
             self._descriptor = None

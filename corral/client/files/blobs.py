@@ -24,6 +24,7 @@ from corral.domain.errors import (
 )
 from corral.files import large
 from corral.files.large import MappedFile
+from corral.files.untrusted import open_regular
 from corral.wire.blobs import BlobAnswer, BlobPlace, BlobQuery, HandoverRequest, StoredBlob
 
 T = TypeVar("T")
@@ -82,9 +83,10 @@ class BlobSink:
     def hand_over(
         self, parts: Sequence[bytes | memoryview] | Path, *, size: int | None = None
     ) -> StoredBlob | None:
-        """Bytes, or a file, to a server on this machine, without sending them.
+        """Bytes, or a copy of a file, to a server on this machine, without sending them.
 
-        A file that is still growing to its `size` (`corral.files.large`) is read while it is written.
+        A file that is still growing to its `size` (`corral.files.large`) is copied while it is written. It is
+        never given away itself: whoever wrote it may still have it open, and could change what is stored.
         None if they have to be sent; then nothing was lost.
         """
         for anew in (False, True):
@@ -94,9 +96,9 @@ class BlobSink:
             place = folder / random.token_hex(16)
             try:
                 if isinstance(parts, Path):
-                    # A link in its place is not followed: the server refuses it.
-                    os.link(parts, place, follow_symlinks=False)
-                    return self._near(place.name, size)
+                    if size is None:
+                        return self._copied(parts, place)
+                    return self._followed(parts, place, size)
                 return self._written(parts, place)
             except (FileNotFoundError, NotFound):
                 # It was the folder of a server that is gone.
@@ -118,6 +120,17 @@ class BlobSink:
                 taking = beside(lambda: self._near(place.name, size))
                 large.write(file, parts, until=taking.done)
         return self._near(place.name, size) if taking is None else taking.result()
+
+    def _copied(self, path: Path, place: Path) -> StoredBlob:
+        with open_regular(path) as source, large.new_file(place) as file:
+            large.copy(source, file, os.fstat(source.fileno()).st_size)
+        return self._near(place.name, None)
+
+    def _followed(self, path: Path, place: Path, size: int) -> StoredBlob:
+        with open_regular(path) as source, large.new_file(place) as file:
+            taking = beside(lambda: self._near(place.name, size))
+            large.follow(source, file, size, until=taking.done)
+        return taking.result()
 
     def _near(self, name: str, size: int | None) -> StoredBlob:
         return self.transport.once(
@@ -214,15 +227,20 @@ class BlobSource:
         except (OSError, ValueError):
             return None
 
-    def link(self, digest: str, path: Path) -> bool:
-        """Link the blob's own file to `path`, for reading only; False if it has to be sent."""
+    def copy(self, digest: str, path: Path) -> bool:
+        """Copy the blob's file to `path`, which must not exist; False if it has to be sent.
+
+        Never its own file: whoever may write to `path` could change what is stored.
+        """
         place = self.place(digest)
+        if place is None:
+            return False
         try:
-            if place is not None:
-                os.link(place, path)
+            with place.open("rb", buffering=0) as source, large.new_file(path) as file:
+                left = large.copy(source, file, os.fstat(source.fileno()).st_size)
         except OSError:
             return False
-        return place is not None
+        return not left
 
     def whole(self, digest: str) -> bytes:
         """All bytes of a blob, which are those that its name says. DigestMismatch otherwise."""
@@ -231,9 +249,11 @@ class BlobSource:
         return data
 
     def save(self, digest: str, path: Path) -> None:
-        """Write the bytes to a file, which must not be used after an error."""
+        """Write the bytes to a new file, which must not be used after an error."""
         sha, size = hashlib.sha256(), 0
-        with path.open("wb") as file:
+        # What is there is not written to: it may be a link that somebody else left.
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file:
             for chunk in self.read(digest):
                 sha.update(chunk)
                 size += file.write(chunk)

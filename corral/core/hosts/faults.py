@@ -2,9 +2,10 @@
 
 A strike against a host is a lease that it lost (those lost within one lease time of each other are one
 strike), or a run that failed within seconds of its start, counted once for each submitter and each work
-(project and name) that was not among the strikes before: whatever one user submits, it takes others to set
-a host aside for it. A finished run clears them. At the third strike the host is set aside, for longer each
-time. The last host that could take work is never set aside for what runs did: that would help nobody.
+(project and name) that was not among the strikes before: whatever one user submits, by themselves or by
+schedules, it takes others to set a host aside for it. A finished run clears them. At the third strike the
+host is set aside, for longer each time. The last host that could take work is never set aside for what runs
+did: that would help nobody.
 
 A fault of its own that the host's worker reports (a full disk, a broken Python) sets it aside at once, until
 the worker says that it is gone. The run that met it is queued again free of charge, though not for ever.
@@ -21,9 +22,10 @@ from corral.core.runs.transitions import record
 from corral.core.topics import TOPIC_HOST
 from corral.domain.canonical import canonical
 from corral.domain.hosts.hosts import Host
-from corral.domain.ids import HostId
+from corral.domain.ids import HostId, ScheduleId
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Run
+from corral.domain.schedules import BY_SCHEDULE
 from corral.store.transaction import Tx
 
 STRIKES = 3
@@ -70,13 +72,22 @@ def failed(
     if host is None:
         return run
     work, before = f"{run.project}/{run.name}", _read(host)
-    if work in before.works or run.submitted_by in before.submitters:
+    submitter = _submitter(tx, run)
+    if submitter is None or work in before.works or submitter in before.submitters:
         return run
     if host.strikes + 1 >= STRIKES and not _others(tx, host, now=now, policy=policy):
         return run
     why = f"{run.id} failed within {QUICK_S:g} s ({reason})"
-    after = before._replace(works=(*before.works, work), submitters=(*before.submitters, run.submitted_by))
+    after = before._replace(works=(*before.works, work), submitters=(*before.submitters, submitter))
     return _strike(tx, host, after, run, why, now=now)
+
+
+def _submitter(tx: Tx, run: Run) -> str | None:
+    """Who stands behind the run: of one that a schedule made, who made the schedule. None if that is gone."""
+    if not run.submitted_by.startswith(BY_SCHEDULE):
+        return run.submitted_by
+    schedule = tx.schedules.get(ScheduleId(run.schedule_id)) if run.schedule_id else None
+    return None if schedule is None else schedule.created_by
 
 
 def reported(host: Host, fault: str | None, *, now: float) -> Host:

@@ -9,7 +9,7 @@ from corral.core.schedules.cron import latest_cron, next_cron, next_period
 from corral.core.schedules.work import SubmitKey, WorkOf
 from corral.domain.errors import CorralError, StoreUnavailable, found
 from corral.domain.ids import ScheduleId
-from corral.domain.schedules import MissedTimes, Overlap, Schedule
+from corral.domain.schedules import BY_SCHEDULE, MissedTimes, Overlap, Schedule
 from corral.store.transaction import Tx
 
 # Later than this, a time was missed: the server was away, or could not write.
@@ -95,7 +95,7 @@ def _latest(schedule: Schedule, first: float, now: float) -> float:
 
 def name_of_time(schedule: Schedule) -> tuple[str, str]:
     """Who submits, and how the request ids of its times begin."""
-    return f"schedule:{schedule.name}", f"{schedule.id}-"
+    return f"{BY_SCHEDULE}{schedule.name}", f"{schedule.id}-"
 
 
 def counted(schedule: Schedule, now: float) -> Schedule:

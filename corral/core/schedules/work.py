@@ -12,7 +12,7 @@ from corral.core.runs.submit import NewRun, SubmitResult, prefix_of, submit
 from corral.domain.errors import FieldError
 from corral.domain.ids import RunId, ScheduleId
 from corral.domain.runs.states import FINAL, STOPPING
-from corral.domain.schedules import Schedule
+from corral.domain.schedules import BY_SCHEDULE, Schedule
 from corral.store.transaction import Tx
 
 _MOST_CANCELLED = 1000
@@ -91,7 +91,7 @@ class ScheduledRuns(NamedTuple):
     def cancel(
         self, tx: Tx, schedule: Schedule, made: Sequence[RunId], *, now: float, policy: ServerPolicy
     ) -> None:
-        actor, reason = f"schedule:{schedule.name}", "the next time of its schedule came"
+        actor, reason = f"{BY_SCHEDULE}{schedule.name}", "the next time of its schedule came"
         for run_id in made:
             run = tx.runs.lock(run_id)
             if run is not None and run.state not in STOPPING | FINAL:

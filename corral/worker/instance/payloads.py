@@ -94,7 +94,7 @@ class InstancePayloads:
 
     def _download(self, digest: str, path: Path) -> None:
         source = self._session.source()
-        if not source.link(digest, path):
+        if not source.copy(digest, path):
             self._patiently(lambda: source.save(digest, path))
 
     def _patiently(self, work: Callable[[], None]) -> None:
