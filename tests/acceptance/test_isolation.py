@@ -192,15 +192,15 @@ def test_what_lies_in_the_hidden_home_of_the_workers_user_is_shared_as_before(tm
     """A service's home is its user's too: caches are there, and programs write to it."""
     home = tmp_path / "corral"
     home.mkdir()
-    made = Isolation.of("auto", [home, home / "worker"])
-    env = {"HOME": str(home), "HF_HOME": str(home / "models"), "TORCH_HOME": "/elsewhere"}
+    env = {"HOME": str(home), "HF_HOME": str(home / "models"), "TORCH_HOME": str(tmp_path / "elsewhere")}
+    made = Isolation.of("auto", [home, home / "worker"], env)
 
-    shown = made.view(mine=[home / "worker" / "leases" / "l" / "work"], given=[home / "env"], env=env)
+    shown = made.view(mine=[home / "worker" / "leases" / "l" / "work"], given=[home / "env"])
 
     assert shown is not None
     hidden, paths, writable = shown
     assert (hidden, writable) == ([str(home)], True)
-    assert dict(paths) == {
+    assert {path: write for path, write in paths if Path(path).is_relative_to(home)} == {
         str(home / ".cache"): True,
         str(home / ".nv"): True,
         str(home / ".triton"): True,
@@ -209,6 +209,55 @@ def test_what_lies_in_the_hidden_home_of_the_workers_user_is_shared_as_before(tm
         str(home / "worker" / "leases" / "l" / "work"): True,
     }
     assert (home / "models").is_dir()
+
+
+def test_what_a_run_sets_for_itself_opens_nothing_of_the_hosts(isolated: Installation) -> None:
+    """ATK-02: the caches that are shown are those of the worker's own environment."""
+    home = isolated.home
+    names = ("HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME", "TMPDIR")
+    folders = ("worker", "blobs", "segments", "logs", "up", "partial")
+    env = "".join(f"{name} = {str(home / folder)!r}\n" for name, folder in zip(names, folders, strict=True))
+    look = (
+        "import os, sys\n"
+        "seen = [n for n in sys.argv[2:] if os.path.exists(os.path.join(sys.argv[1], n, '.'))]\n"
+        "print('sees', seen, os.path.exists(sys.argv[1] + '/worker/token'))\n"
+    )
+    isolated.write("look.py", look)
+    argv = [sys.executable, "look.py", str(home), *folders]
+    isolated.write("run.toml", f'name = "open"\nargv = {json.dumps(argv)}\ncode = "."\n[env]\n{env}')
+
+    done = isolated("submit", "run.toml", "--follow")
+
+    # Its own folder is in the worker's, of which it sees nothing else.
+    assert "sees ['worker'] False" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("place", ["", "worker", "worker/leases", "blobs/deep", "..", "link"])
+def test_no_cache_that_runs_share_opens_a_folder_of_corrals(tmp_path: Path, place: str) -> None:
+    """ATK-02: not one that is Corral's home, holds it or lies in what Corral keeps there, links followed."""
+    home = tmp_path / "user" / "corral"
+    (home / "worker").mkdir(parents=True)
+    (home / "link").symlink_to(home / "worker")
+    env = {"HOME": str(tmp_path / "other"), "HF_HOME": str(home / place)}
+
+    made = Isolation.of("auto", [home], env)
+
+    assert {*made.shared} == {tmp_path / "other" / name for name in (".cache", ".nv", ".triton")}
+
+
+def test_a_link_that_a_run_leaves_in_a_cache_is_not_followed_by_the_worker(tmp_path: Path) -> None:
+    """ATK-02: the next start of the worker shows the cache, and not what the link leads to."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    (home / ".cache").mkdir(parents=True)
+    elsewhere.mkdir()
+    (home / ".cache" / "huggingface").symlink_to(elsewhere)
+
+    made = Isolation.of(
+        "auto", [home / ".corral"], {"HOME": str(home), "HF_HOME": str(home / ".cache" / "huggingface")}
+    )
+
+    assert elsewhere not in made.shared
+    assert home / ".cache" in made.shared
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import corral
 from corral.domain.errors import CorralError
 from corral.worker.child import view
 
+logger = logging.getLogger(__name__)
+
 TRY_LIMIT_S = 30.0
 # Caches that runs share on purpose.
 _SHARED = (
@@ -22,6 +25,13 @@ _SHARED = (
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TMPDIR"),
 )
 _AT_HOME = (".cache", ".nv", ".triton")
+# What Corral keeps in its home: no cache that runs share may lie there.
+_OWN_FOLDERS = frozenset(
+    {
+        *("worker", "blobs", "near", "partial", "segments", "tls", "logs", "up", "locks", "trusted"),
+        *("backups", "selftest"),
+    }
+)
 _TRY = (
     "import os, sys; sys.path.append(sys.argv[1]); import view; "
     "view.enter(([sys.argv[2]], [], False)); sys.exit(os.path.exists(sys.argv[2] + '/secret'))"
@@ -38,13 +48,21 @@ class CannotIsolate(CorralError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """`why_not` is None where each run sees only its own of the folders in `hidden`."""
+    """`why_not` is None where each run sees only its own of the folders in `hidden`.
+
+    All of it is settled when the worker starts, from the worker's own environment: what a run sets for itself
+    has no say in what it is shown.
+    """
 
     hidden: tuple[Path, ...]
     why_not: str | None = None
+    # Caches that every run may write to.
+    shared: tuple[Path, ...] = ()
+    # Whether the worker's user is at home in a hidden folder, and so needs one that it can write to.
+    at_home: bool = False
 
     @classmethod
-    def of(cls, mode: str, hidden: Iterable[Path]) -> Isolation:
+    def of(cls, mode: str, hidden: Iterable[Path], environ: Mapping[str, str] | None = None) -> Isolation:
         """`mode` is auto, off or require. CannotIsolate if it is required and this host does not allow it."""
         folders = _outermost(map(_real, hidden))
         if mode == "off":
@@ -53,29 +71,58 @@ class Isolation:
         why_not = f"its programs lie in {inside[0]}, which would be hidden" if inside else try_it()
         if mode == "require" and why_not is not None:
             raise CannotIsolate(f"runs cannot be isolated on this host: {why_not}")
-        return cls(folders, why_not)
+        if why_not is not None:
+            return cls(folders, why_not)
+        environ = os.environ if environ is None else environ
+        home = _real(Path(environ.get("HOME") or "/"))
+        at_home = any(home.is_relative_to(folder) for folder in folders)
+        return cls(folders, shared=_shared_caches(folders, environ, home), at_home=at_home)
 
-    def view(
-        self, *, mine: Iterable[Path], given: Iterable[Path], env: Mapping[str, str]
-    ) -> view.View | None:
+    def view(self, *, mine: Iterable[Path], given: Iterable[Path]) -> view.View | None:
         """For a child that may write to `mine` and read `given`; None where it sees everything."""
         if self.why_not is not None:
             return None
-        home = Path(os.path.realpath(env.get("HOME") or "/"))
-        at_home = home in self.hidden or self._hides(home)
-        caches = [Path(env[name]) for name in _SHARED if os.path.isabs(env.get(name, ""))]
-        caches += [home / name for name in _AT_HOME] if at_home else []
-        shared = [path for path in map(_real, caches) if self._hides(path)]
-        for path in shared:
-            path.mkdir(parents=True, exist_ok=True)
-        shown = [*((path, False) for path in (*given, *_own_code())), *((path, True) for path in mine)]
-        shown += [(path, True) for path in shared]
+        shown = [*((path, False) for path in (*given, *_own_code()))]
+        shown += [(path, True) for path in (*mine, *self.shared)]
         covered = {str(_real(path)): write for path, write in shown if self._hides(_real(path))}
         # A folder before what lies in it, or it would be mounted over it.
-        return [str(folder) for folder in self.hidden], sorted(covered.items()), at_home
+        return [str(folder) for folder in self.hidden], sorted(covered.items()), self.at_home
 
     def _hides(self, path: Path) -> bool:
         return any(path != folder and path.is_relative_to(folder) for folder in self.hidden)
+
+
+def _shared_caches(hidden: tuple[Path, ...], environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+    """Made if they are missing. One that would open what is Corral's is left out, and the log says so."""
+    named = {name: Path(environ[name]) for name in _SHARED if os.path.isabs(environ.get(name, ""))}
+    named |= {f"~/{name}": home / name for name in _AT_HOME}
+    # What lies in another cache is shown with it. It is not followed on its own: a run could have put a link
+    # in its place, which leads anywhere.
+    outer = _outermost(Path(os.path.abspath(path)) for path in named.values())
+    found = []
+    for name, path in named.items():
+        if Path(os.path.abspath(path)) not in outer:
+            continue
+        if why := _opens(_real(path), hidden):
+            logger.warning("%s is %s, which %s: runs do not share it", name, path, why)
+            continue
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            logger.warning("%s is %s, which runs cannot share: %s", name, path, error)
+            continue
+        found.append(_real(path))
+    return _outermost(found)
+
+
+def _opens(path: Path, hidden: Iterable[Path]) -> str | None:
+    """How a folder that runs may write to would open one that is kept from them; None if it would not."""
+    for folder in hidden:
+        if folder.is_relative_to(path):
+            return f"holds {folder}"
+        if path.is_relative_to(folder) and path.relative_to(folder).parts[0] in _OWN_FOLDERS:
+            return f"lies in {folder / path.relative_to(folder).parts[0]}"
+    return None
 
 
 def _real(path: Path) -> Path:

@@ -95,18 +95,16 @@ class Preparation:
             workspace.work,
             env,
             umask=self.context.child_umask,
-            view=self._view(python, env),
+            view=self._view(python),
         )
         return PreparedCommand(command, SecretValues(values))
 
-    def _view(self, python: Path | None, env: Mapping[str, str]) -> View | None:
+    def _view(self, python: Path | None) -> View | None:
         """Its own folders, and of the environments that were built here the one that it uses."""
         built = (
             [] if python is None else [python.parent.parent, self.context.home / "environments" / "pythons"]
         )
-        return self.context.isolation.view(
-            mine=[self.workspace.own], given=(*self.workspace.given, *built), env=env
-        )
+        return self.context.isolation.view(mine=[self.workspace.own], given=(*self.workspace.given, *built))
 
     def _base_env(self) -> Mapping[str, str]:
         is_train = self.session.lease.spec.kind == "train"
