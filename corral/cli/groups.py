@@ -116,6 +116,8 @@ def show_group(
         _show_sweep(table, by_mean=asked.by_mean)
         if asked.plot:
             _show_curves(corral, table, by_mean=asked.by_mean)
+    if asked.plot and not tables:
+        render.note("no run has a metric yet, so there is nothing to draw")
     if not asked.metrics:
         _show_ends_of_metrics(group)
 

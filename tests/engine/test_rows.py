@@ -409,7 +409,7 @@ def chat(*messages: object, **more: object) -> dict[str, object]:
         ({"text": 3}, "`text` must be text, not a number"),
         ({"prompt": "a", "completion": ""}, "`completion` is empty"),
         ({"prompt": "a", "completion": [ANSWER]}, "give both alike"),
-        ({"prompt": 3, "completion": "a"}, "`prompt` must be a list of messages, not a number"),
+        ({"prompt": 3, "completion": "a"}, "`prompt` must be a text or a list of messages, not a number"),
         ({"tokens": [1]}, "at least two token ids"),
         ({"tokens": [1, -1]}, "whole numbers"),
         ({"tokens": [1, 2], "weights": [1]}, "a list of 2 numbers, one per token, not 1 weights"),

@@ -60,9 +60,11 @@ def logs(
             return
         if follow_it:
             raise typer.Exit(follow(corral, run_id, tail=tail, quiet=quiet))
-        output = RunOutput(quiet)
-        for line in corral.runs.iter_logs(run_id, tail=tail):
+        output, count = RunOutput(quiet), 0
+        for count, line in enumerate(corral.runs.iter_logs(run_id, tail=tail), 1):
             output.write(line)
+        if not count and tail != 0:
+            render.note(f"{run_id} has printed nothing; it is {corral.runs.get(run_id).state}")
 
 
 def _show_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool, quiet: bool) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from corral.client.corral import Corral
 from corral.domain.errors import Conflict, InvalidInput
+from corral.domain.runs.states import FINAL
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.train import EvalRequest, SampleRequest
@@ -32,7 +33,9 @@ def spec_about(run: RunDetail, ask: EvalRequest | SampleRequest) -> RunSpec:
     if run.artifact_id is None:
         raise Conflict(
             f"run {run.id} is {run.state} and has no result",
-            hint=f"Wait until it has succeeded: `corral logs -f {run.id}`.",
+            hint=f"See why: `corral show {run.id}`; once it is mended, `corral requeue {run.id}`."
+            if run.state in FINAL
+            else f"Wait until it has succeeded: `corral logs -f {run.id}`.",
         )
     table = dict(spec.train)
     if table.get("method") == "lora":

@@ -48,7 +48,8 @@ def messages_of(row: Mapping[str, object], key: str) -> tuple[Message, ...]:
     """The messages under `key`. Content is text, the arguments of calls are objects, weights are numbers."""
     value = row.get(key)
     if not isinstance(value, list):
-        raise RowError(f"`{key}` must be a list of messages, not {kind(value)}")
+        wanted = "a text or a list of messages" if key != "messages" else "a list of messages"
+        raise RowError(f"`{key}` must be {wanted}, not {kind(value)}")
     if not value:
         raise RowError(f"`{key}` is empty")
     return tuple(_message(message, f"{key}[{i}]") for i, message in enumerate(value))
