@@ -60,10 +60,11 @@ def logs(
             return
         if follow_it:
             raise typer.Exit(follow(corral, run_id, tail=tail, quiet=quiet))
-        output, count = RunOutput(quiet), 0
-        for count, line in enumerate(corral.runs.iter_logs(run_id, tail=tail), 1):
+        output, printed = RunOutput(quiet), False
+        for line in corral.runs.iter_logs(run_id, tail=tail):
             output.write(line)
-        if not count and tail != 0:
+            printed = True
+        if not printed and tail != 0:
             render.note(f"{run_id} has printed nothing; it is {corral.runs.get(run_id).state}")
 
 
