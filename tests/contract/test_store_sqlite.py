@@ -106,7 +106,7 @@ def test_a_full_disk_fails_the_batch_and_announces_nothing(tmp_path: Path) -> No
 
 def test_everything_fails_cleanly_while_the_disk_stays_full(tmp_path: Path) -> None:
     path = tmp_path / "corral.db"
-    store = SqliteStore(path, max_bytes=600 << 10)
+    store = SqliteStore(path, max_bytes=700 << 10)
 
     async def fill() -> int:
         accepted = 0

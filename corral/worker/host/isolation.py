@@ -62,7 +62,7 @@ class Isolation:
     at_home: bool = False
 
     @classmethod
-    def of(cls, mode: str, hidden: Iterable[Path], environ: Mapping[str, str] | None = None) -> Isolation:
+    def of(cls, mode: str, hidden: Iterable[Path], environ: Mapping[str, str]) -> Isolation:
         """`mode` is auto, off or require. CannotIsolate if it is required and this host does not allow it."""
         folders = _outermost(map(_real, hidden))
         if mode == "off":
@@ -73,7 +73,6 @@ class Isolation:
             raise CannotIsolate(f"runs cannot be isolated on this host: {why_not}")
         if why_not is not None:
             return cls(folders, why_not)
-        environ = os.environ if environ is None else environ
         home = _real(Path(environ.get("HOME") or "/"))
         at_home = any(home.is_relative_to(folder) for folder in folders)
         return cls(folders, shared=_shared_caches(folders, environ, home), at_home=at_home)
