@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+# What a limit or a wait is at least, where it is more than nothing: no clock here tells less.
+LEAST_S = 0.001
+
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*")
 _WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+")

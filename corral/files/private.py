@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-FOLDER_MODE = 0o700
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
 _OTHERS = 0o077
 
 
@@ -15,6 +18,14 @@ def private_folder(path: Path) -> None:
     status = path.stat()
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid():
         path.chmod(FOLDER_MODE)
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[BinaryIO]:
+    """A stream to the end of a file that is for its owner alone, also where it was open to others before."""
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
+        path.chmod(FILE_MODE)
+        yield file
 
 
 def keep_files_private() -> int:

@@ -11,8 +11,8 @@ from corral.errors import FunctionError, VolumeConflict
 from corral.functions import serialize as codec
 from corral.functions.program import attribute, loaded_module
 
-_LONGEST_TRACEBACK = 20_000
-_LONGEST_MESSAGE = 10_000
+# Much more than is kept. It is cut to that once the secrets are taken out: part of one would not be found.
+_LONGEST_TEXT = 300_000
 
 
 class RemoteError(FunctionError):
@@ -124,9 +124,9 @@ def describe(error: BaseException, *, hide: int = 1) -> dict[str, Any]:
     return {
         "type": kind.__qualname__,
         "module": kind.__module__,
-        "message": str(error)[:_LONGEST_MESSAGE],
+        "message": str(error)[:_LONGEST_TEXT],
         "bases": names + dotted,
-        "traceback": text[-_LONGEST_TRACEBACK:],
+        "traceback": text[-_LONGEST_TEXT:],
         "args": _plain(error.args),
         "state": _plain({k: v for k, v in vars(error).items() if not k.startswith("__")}),
         "exit_code": code if isinstance(code, int) else None,

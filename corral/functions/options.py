@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.durations import parse_duration
+from corral.durations import LEAST_S, parse_duration
 from corral.functions.pickle_names import pickle_as
 from corral.functions.program import names_of
 
@@ -21,8 +21,8 @@ def seconds(value: float | str, what: str) -> float:
         number = parse_duration(value) if isinstance(value, str) else float(value)
     except ValueError as error:
         raise ValueError(f"{what} = {value!r} {error}") from None
-    if not number > 0 or number == float("inf"):
-        raise ValueError(f"{what} must be more than nothing, not {value!r}")
+    if not LEAST_S <= number < float("inf"):
+        raise ValueError(f"{what} must be a millisecond or more, not {value!r}")
     return number
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from corral.domain import web_paths
 from corral.domain.calls import CallOptions
+from corral.durations import LEAST_S
 from corral.wire.base import Answer, AnswerPage, Exact, Name, known_only
 from corral.wire.payloads import PayloadBody
 from corral.wire.spec.run_file import RunSpec
@@ -17,8 +18,10 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_le
 
 
 class CallOptionsBody(Exact):
-    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
-    ttl_s: float | None = Field(None, gt=0, le=366 * 86400, description="How long it may wait for its start.")
+    timeout_s: float | None = Field(None, ge=LEAST_S, le=30 * 86400)
+    ttl_s: float | None = Field(
+        None, ge=LEAST_S, le=366 * 86400, description="How long it may wait for its start."
+    )
     keep_s: float = Field(7 * 86400.0, ge=0, le=3660 * 86400.0, description="How long its result is kept.")
     retries: int = Field(0, ge=0, le=1000)
     retry_on: list[Annotated[str, Field(max_length=256)]] = Field(default=[], max_length=64)
@@ -45,7 +48,7 @@ class Scaling(Exact):
     max: int = Field(1, ge=1, le=1000)
     idle_s: float = Field(60.0, ge=1, le=30 * 86400)
     queue_delay_s: float | None = Field(
-        4.0, gt=0, le=3600, description="One more when a call waits this long."
+        4.0, ge=LEAST_S, le=3600, description="One more when a call waits this long."
     )
     per_instance: int | None = Field(None, ge=1, le=10_000, description="Or one for so many calls at once.")
     concurrency: int = Field(1, ge=1, le=1000, description="Calls that one instance runs at a time.")

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from corral.durations import LEAST_S
 from corral.wire.base import Answer, AnswerPage, Name, RunIdText, Strict
 
 JOIN_LONGEST_S = 7 * 86400.0
@@ -19,7 +20,7 @@ class TokenRequest(Strict):
     scope: Literal["user", "operator", "read", "host", "run", "join"]
     name: Name | None = None
     project: Name | None = None
-    expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86400)
+    expires_in_s: float | None = Field(None, ge=LEAST_S, le=10 * 366 * 86400)
     labels: list[Name] = Field([], max_length=64)
     run: RunIdText | None = Field(None, description="Of a token of scope run: the run that it is for.")
 
@@ -72,4 +73,4 @@ class EndpointTokenRequest(Strict):
     """A token with which the web functions of one endpoint can be called, and nothing else."""
 
     name: Name
-    expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86400)
+    expires_in_s: float | None = Field(None, ge=LEAST_S, le=10 * 366 * 86400)

@@ -11,6 +11,7 @@ import pytest
 from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named, new_host, record, sha
 
 from corral import __version__
+from corral.functions.options import seconds
 
 PLAIN = {"Content-Type": "application/json"}
 # The busiest calls have a short way of their own for the client's exact header; both ways must hold.
@@ -193,6 +194,26 @@ def test_times_that_no_calendar_holds_are_refused(live: LiveServer, worker: Fake
         error_of(lease.call("POST", "events", logs), 422, "invalid_input")
     error_of(lease.call("POST", "finish", {"ran_s": 1e308}), 422, "invalid_input")
     lease.ok("POST", "finish", {})
+
+
+@pytest.mark.parametrize("short", [5e-324, 1e-9, 0.0009])
+def test_a_duration_that_no_clock_can_tell_is_refused(short: float, live: LiveServer) -> None:
+    """ATK-19: of runs, calls, functions and tokens alike; a millisecond is enough."""
+    for limit in ("wall_limit", "stall_limit"):
+        run = {"argv": ["true"], "resources": {"hosts": ["nobody"]}, limit: short}
+        body = {"request_id": fresh(), "runs": [run]}
+        error = error_of(live.call("POST", "/v1/runs", body), 422, "invalid_input")
+        assert limit in error.message
+        run[limit] = 0.001
+        live.ok("POST", "/v1/runs", body)
+    for limit in ("timeout_s", "ttl_s"):
+        call = {"function": "f", "args": {"format": "json", "body": ""}, "options": {limit: short}}
+        body = {"endpoint": "none", "calls": [call]}
+        assert limit in error_of(live.call("POST", "/v1/calls", body), 422, "invalid_input").message
+    token = {"name": named("token"), "scope": "user", "expires_in_s": short}
+    error_of(live.call("POST", "/v1/tokens", token), 422, "invalid_input")
+    with pytest.raises(ValueError, match="a millisecond or more"):
+        seconds(short, "timeout")
 
 
 def test_binary_last_words_are_kept_without_their_nul(live: LiveServer, worker: FakeHost) -> None:

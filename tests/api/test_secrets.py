@@ -276,12 +276,9 @@ def test_a_secret_in_pieces_is_taken_out_of_the_pieces(live: LiveServer) -> None
     project = named("project")
     lease = new_host(live).run(project=project)
     live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
-    first: dict[str, Any] = {
-        "seq": 1,
-        "logs": [_piece("A:" + CANARY[:9]), _piece(CANARY[9:]), _piece(" B:" + CANARY[:9])],
-    }
+    first = [_piece("A:" + CANARY[:9]), _piece(CANARY[9:]), _piece(" B:" + CANARY[:9])]
     batches: list[dict[str, Any]] = [
-        {**first, "logs": [*first["logs"], _piece("E:" + CANARY[:3], "stderr")]},
+        {"seq": 1, "logs": [*first, _piece("E:" + CANARY[:3], "stderr")]},
         {"seq": 2, "logs": [_piece(CANARY[9:20]), _piece(CANARY[3:], "stderr", partial=False)]},
         {"seq": 3, "logs": [_piece(CANARY[20:] + " C:" + "x" * 65_000 + CANARY[:1])]},
         {"seq": 3, "logs": [_piece("the same batch, again")]},

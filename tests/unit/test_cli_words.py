@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from pydantic import JsonValue as Json
+from support.installation import CLEAN
 
 from corral.cli.display.progress_line import status_line
 from corral.cli.display.render import count
@@ -139,6 +140,22 @@ def test_a_worker_that_was_started_by_hand_is_found_by_its_own_word(tmp_path: Pa
     assert found is not None
     assert found.pid == worker.pid
     assert earlier is None
+
+
+def test_the_notes_and_logs_of_processes_are_for_nobody_else(tmp_path: Path) -> None:
+    """ATK-20: also a log that an earlier version left open to others."""
+    processes = Processes(tmp_path / "home")
+    processes.log("worker").parent.mkdir(parents=True)
+    processes.log("worker").write_text("from before\n")
+    processes.log("worker").chmod(0o644)
+
+    # Without a server, and with a home that it cannot use, it ends by itself.
+    worker = processes.start("worker", {**CLEAN, "CORRAL_LEASE_S": "nonsense"})
+    worker.wait(60)
+
+    for path in (processes.note("worker"), processes.log("worker")):
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert processes.log("worker").read_text().startswith("from before\n")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"pid": "x"}'])

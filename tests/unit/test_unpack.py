@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from corral.client.files.download import ContentMismatch, TargetExists, materialise
 from corral.client.files.tree import FileEntry, Tree, scan
 from corral.domain.paths import BadPath, why_bad
+from corral.files.private import keep_files_private
 
 
 class Store:
@@ -52,6 +53,20 @@ def test_what_is_unpacked_is_what_was_scanned(tmp_path: Path, store: Store) -> N
     assert (tmp_path / "out/a/b/run.sh").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "out/z").stat().st_mode & 0o777 == 0o644
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_what_a_worker_unpacks_is_for_nobody_else(tmp_path: Path, store: Store) -> None:
+    """ATK-20: a process that keeps its files private does so with a run's code and inputs too."""
+    files = [store.entry("run.sh", b"echo", 0o755), store.entry("data", b"x"), store.entry("copy", b"x")]
+    before = keep_files_private()
+    try:
+        materialise(files, store.fetch, tmp_path / "out")
+    finally:
+        os.umask(before)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert modes == {"run.sh": 0o700, "data": 0o600, "copy": 0o600}
+    assert scan(tmp_path / "out", ignore=None) == Tree.of(files)
 
 
 def test_equal_content_is_fetched_once_and_nothing_for_empty_files(tmp_path: Path, store: Store) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from rich.text import Text
 
 import corral.cli
 from corral.cli.display import render
-from corral.cli.display.run_output import RunOutput
+from corral.cli.display.run_output import GroupOutput, RunOutput
 from corral.cli.display.visible import visible, visible_json, visible_line
 from corral.wire.logs import LogLine
 
@@ -79,3 +81,36 @@ def test_only_the_display_prints() -> None:
 
 
 _PRINTERS = {"print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write", "Console"}
+
+
+PROGRAM = "\x1b[1;31mred\x1b[0m 50%\r60%\tdone \x1b]0;PWNED\x07\x1b[2J\x9b2J\x1b[5n\x08\u202e"
+ON_A_TERMINAL = "\x1b[1;31mred\x1b[0m 50%\r60%\tdone \\x1b]0;PWNED\\x07\\x1b[2J\\x9b2J\\x1b[5n\\x08\\u202e"
+
+
+@pytest.mark.parametrize("by", ["one run", "several runs", "a call"])
+def test_what_a_run_prints_sets_colours_on_a_terminal_and_nothing_else(
+    by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ATK-18: it cannot set a title, clear the screen or make the terminal answer; a file gets every byte."""
+    line = LogLine(at=1, stream="stdout", text=PROGRAM)
+
+    def write(stream: TextIO) -> None:
+        if by == "one run":
+            RunOutput(quiet=True, out=stream).write(line)
+        elif by == "several runs":
+            GroupOutput(quiet=True, out=stream).write("r-1", line)
+        else:
+            monkeypatch.setattr("sys.stdout", stream)
+            render.pass_on(line.text)
+
+    controller, terminal = os.openpty()
+    with open(terminal, "w", encoding="utf-8") as stream:
+        write(stream)
+        shown = os.read(controller, 4096).decode()
+    os.close(controller)
+    with (tmp_path / "piped").open("w", encoding="utf-8", newline="") as stream:
+        write(stream)
+
+    assert shown.removeprefix("r-1  ").rstrip("\r\n") == ON_A_TERMINAL
+    piped = (tmp_path / "piped").read_bytes().decode()
+    assert piped.removeprefix("r-1  ") == PROGRAM + "\n"

@@ -198,3 +198,13 @@ def test_a_long_line_is_never_cut_inside_a_character(text: str) -> None:
     assert "".join(piece.data.decode() for piece in pieces) == line
     assert len(pieces) >= 3
     assert all(len(piece.data) <= RECORD_MAX_BYTES for piece in pieces)
+
+
+def test_the_last_errors_begin_with_a_whole_line(pipes: Pipes) -> None:
+    """ATK-17: the server would not find the rest of a secret whose beginning is cut off."""
+    value = "another-FAKE-secret-value-0043"
+    line = "x" * (1020 - len(value)) + value
+    os.write(pipes.err, f"{line}\n".encode() * 30)
+    pipes.finish()
+
+    assert set(pipes.pump.last_errors().splitlines()) == {line}

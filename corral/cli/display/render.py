@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from corral.cli.display.tables import hanging_lines, left_beside, pair_lines, table_lines
-from corral.cli.display.visible import visible, visible_json
+from corral.cli.display.visible import for_stream, visible, visible_json
 from corral.durations import format_duration
 
 # Wide enough that nothing is cut where no terminal sets the width.
@@ -58,8 +59,11 @@ def note(text: str) -> None:
 
 
 def pass_on(text: str, *, ends: bool = True, err: bool = False) -> None:
-    """What a user's own program wrote, or a value that a script reads: it goes out as it is."""
-    typer.echo(text, nl=ends, err=err)
+    """What a user's own program wrote, or a value that a script reads: it goes out as it is, but for what a
+    terminal would obey."""
+    stream = sys.stderr if err else sys.stdout
+    # With `color` nothing is taken out of it on the way to a file.
+    typer.echo(for_stream(text, stream), nl=ends, err=err, color=True)
 
 
 def show_json(value: object) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from corral.cli.display.visible import visible
+from corral.cli.display.visible import for_stream, visible
 from corral.wire.logs import LogLine
 
 _CLEAR = "\r\x1b[K"
@@ -23,7 +23,7 @@ class RunOutput:
     """stdout and stderr of the run, with a status line under them where stderr is a terminal.
 
     The line is only drawn while the cursor is at the start of a line: half a line of output stays as it is.
-    What the program prints goes out as it is.
+    What the program prints goes out as it is, but for what a terminal would obey.
     """
 
     quiet: bool
@@ -53,7 +53,7 @@ class RunOutput:
         self._attempt = line.attempt
         with self._drawn_around():
             stream = self.out if line.stream == "stdout" else self.err
-            text = visible(line.text) if line.stream == "corral" else line.text
+            text = visible(line.text) if line.stream == "corral" else for_stream(line.text, stream)
             stream.write(text if line.partial else f"{text}\n")
             stream.flush()
             before = self.shown.pop() if self._mid_line and self.shown else ""
@@ -120,5 +120,5 @@ class GroupOutput:
 
     def _print(self, run_id: str, stream: str, text: str) -> None:
         to = self.out if stream == "stdout" else self.err
-        to.write(f"{run_id}  {visible(text) if stream == 'corral' else text}\n")
+        to.write(f"{run_id}  {visible(text) if stream == 'corral' else for_stream(text, to)}\n")
         to.flush()

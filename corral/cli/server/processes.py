@@ -19,7 +19,8 @@ import psutil
 
 from corral.cli.display import render
 from corral.domain.errors import CorralError
-from corral.files.atomic import write_whole
+from corral.files.atomic import PRIVATE, replacing
+from corral.files.private import appending
 
 Role = Literal["server", "worker"]
 # Both clocks are the kernel's, but rounded differently.
@@ -46,7 +47,7 @@ class Processes:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.log(role).parent, self.note(role).parent):
             folder.mkdir(mode=0o700, exist_ok=True)
-        with self.log(role).open("ab") as log:
+        with appending(self.log(role)) as log:
             process = psutil.Popen(
                 # -P: what lies in the working folder must not be imported in place of a module.
                 [sys.executable, "-P", "-m", f"corral.{role}"],
@@ -77,7 +78,8 @@ class Processes:
     def adopt(self, role: Role, process: psutil.Process) -> None:
         self.note(role).parent.mkdir(mode=0o700, exist_ok=True)
         noted = {"pid": process.pid, "started": process.create_time()}
-        write_whole(self.note(role), json.dumps(noted))
+        with replacing(self.note(role), mode=PRIVATE) as note:
+            note.write(json.dumps(noted).encode())
 
     def wanted(self, role: Role) -> bool:
         return self.note(role).exists()

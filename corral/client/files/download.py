@@ -168,7 +168,8 @@ def _write(entry: FileEntry, chunks: Iterable[bytes], root: Path) -> None:
     sha = hashlib.sha256()
     done = 0
     try:
-        fd = os.open(path, _FLAGS, 0o600)
+        # Less what the umask takes away: what a worker unpacks is for nobody else.
+        fd = os.open(path, _FLAGS, entry.mode)
     except FileExistsError as error:
         raise NamesCollide(entry.path) from error
     with os.fdopen(fd, "wb") as file:
@@ -183,4 +184,3 @@ def _write(entry: FileEntry, chunks: Iterable[bytes], root: Path) -> None:
         raise ContentMismatch(entry.path, f"{done} bytes, expected {entry.size}")
     if sha.hexdigest() != entry.digest:
         raise ContentMismatch(entry.path, f"SHA-256 {sha.hexdigest()}, expected {entry.digest}")
-    os.chmod(path, entry.mode)

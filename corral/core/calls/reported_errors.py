@@ -8,6 +8,7 @@ from typing import Any
 
 from corral.core.secrets import hidden as without_secrets
 from corral.domain.canonical import canonical
+from corral.domain.error_records import cut_texts
 from corral.domain.redact import SecretValues
 
 # What people read. Secrets are taken out of it; any other text that holds one is left out as a whole, since
@@ -18,7 +19,8 @@ _DEEPEST = 20
 
 def kept_error(error: Mapping[str, Any], secrets: SecretValues | None) -> str:
     """An error as it is stored. Whatever an instance reports, something can be kept."""
-    return canonical({_text(key): _kept(_text(key), value, secrets) for key, value in error.items()})
+    kept = {_text(key): _kept(_text(key), value, secrets) for key, value in error.items()}
+    return canonical(cut_texts(kept))
 
 
 def _kept(key: str, value: Any, secrets: SecretValues | None) -> Any:

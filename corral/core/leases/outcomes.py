@@ -29,6 +29,8 @@ from corral.domain.runs.runs import Rank, Run
 from corral.domain.runs.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
 from corral.store.transaction import Tx
 
+_DETAIL_CHARS = 16_000
+
 
 class LeaseReport(NamedTuple):
     """What the worker says of the end of its lease."""
@@ -77,7 +79,8 @@ class LeaseEnder:
         said = bool(report.detail or report.metrics)
         if said and (values := self.secrets_of(tx, run.project)) is not None:
             report = report._replace(
-                detail=values.redact_text(report.detail),
+                # The worker, which does not know all of these, may have cut one in two at the end.
+                detail=values.redact_text(report.detail)[:_DETAIL_CHARS],
                 metrics=tuple((values.redact_text(name), value) for name, value in report.metrics),
             )
         run = use_time(tx, run, lease, self.shares, report.ran_s, now=now)

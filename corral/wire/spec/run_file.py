@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import is_name
 from corral.domain.secret_names import refusal, secret_names
+from corral.durations import LEAST_S
 from corral.recipes import models
 from corral.recipes.train import to_table
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText, Size
@@ -91,13 +92,13 @@ class _RunFields(Exact):
     keep: Keep = Field(default_factory=lambda: _KEEP, description="Which checkpoints stay.")
     wall_limit: Duration | None = Field(
         None,
-        gt=0,
+        ge=LEAST_S,
         le=366 * 86400,
         description="How long it may run, over all attempts. Then it is stopped and has failed.",
     )
     stall_limit: Duration | None = Field(
         None,
-        gt=0,
+        ge=LEAST_S,
         le=366 * 86400,
         description="How long it may go without output, metric or progress before it is tried elsewhere.",
     )

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from corral.domain.hosts.capability import Requirements
 from corral.domain.paths import why_bad
 from corral.domain.runs.retries import RetryLimits
+from corral.durations import LEAST_S
 from corral.wire.base import ArtifactIdText, Duration, Exact, Name, Size
 
 SystemName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$", max_length=128)]
@@ -218,7 +219,7 @@ class ScheduleTable(Exact):
         description='Minute, hour, day of the month, month, day of the week: `"0 3 * * *"`.',
     )
     every: Duration | None = Field(
-        None, gt=0, le=366 * 86400, description='Instead of `cron`: `"6h"`; at least 10 seconds.'
+        None, ge=LEAST_S, le=366 * 86400, description='Instead of `cron`: `"6h"`; at least 10 seconds.'
     )
     timezone: str = Field(
         "UTC", min_length=1, max_length=64, description="What `cron` is read in, as `Europe/Berlin`."

@@ -163,7 +163,7 @@ class OutputPump:
 
     def last_errors(self) -> str:
         """The last lines of stderr, redacted."""
-        lines = self._errors_tail[-_DETAIL_BYTES:].decode("utf-8", "replace").splitlines()
+        lines = _from_a_line(self._errors_tail, _DETAIL_BYTES).decode("utf-8", "replace").splitlines()
         return "\n".join(lines[-_DETAIL_LINES:])
 
     def _run(self) -> None:
@@ -206,7 +206,7 @@ class OutputPump:
     def _take(self, source: _Source, data: bytes) -> None:
         self._recorder.active()
         if source.stream == "stderr":
-            self._errors_tail = (self._errors_tail + data)[-_DETAIL_BYTES:]
+            self._errors_tail = (self._errors_tail + data)[-_DETAIL_BYTES - 1 :]
         if self._left <= 0:
             self._drop(source, data)
         else:
@@ -225,7 +225,7 @@ class OutputPump:
 
     def _drop(self, source: _Source, data: bytes) -> None:
         source.dropped += len(data)
-        source.tail = (source.tail + data)[-TAIL_BYTES:]
+        source.tail = _from_a_line(source.tail + data, TAIL_BYTES)
 
     def _end(self) -> None:
         for source in self._sources.values():
@@ -251,6 +251,18 @@ class OutputPump:
         cutter = LineCutter()
         pieces = (*cutter.feed(source.tail), *cutter.end())
         self._recorder.log(source.stream, [(p.data.decode("utf-8", "replace"), p.partial) for p in pieces])
+
+
+def _from_a_line(data: bytes, most_bytes: int) -> bytes:
+    """The end of it, from the beginning of a line if one is near, or else of a word: the server would not
+    find a secret that the cut left in part."""
+    if len(data) <= most_bytes:
+        return data
+    kept = data[-most_bytes:]
+    for separator in (b"\n", b" "):
+        if (at := kept.find(separator, 0, most_bytes // 4)) >= 0:
+            return kept[at + 1 :]
+    return kept
 
 
 def _boundary(buffer: bytes, at: int) -> int:

@@ -82,8 +82,10 @@ def stopped(order: StopOrder, found: Exit | None, ran_s: float) -> JobOutcome:
 
 
 def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float = 0) -> JobOutcome:
-    text = detail.encode("utf-8", "replace").decode()[:_DETAIL_CHARS]
-    return JobOutcome(FailRequest(reason=reason, detail=text, **_ended(found, ran_s)))
+    # Not cut before `without_secrets`, which would not find part of a secret.
+    text = detail.encode("utf-8", "replace").decode()
+    body = FailRequest(reason=reason, detail="", **_ended(found, ran_s))
+    return JobOutcome(body.model_copy(update={"detail": text}))
 
 
 def _ended(found: Exit | None, ran_s: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from corral.domain.errors import CorralError, TooLarge
 from corral.domain.redact import SecretValues
 from corral.worker.instance.calls import InstanceCalls
 from corral.worker.instance.channel import InstanceChannel
+from corral.worker.instance.error_records import reported
 from corral.worker.instance.exchange import CallFeed, OutcomeMailer
 from corral.worker.instance.lent_slot import LentSlot
 from corral.worker.instance.live_calls import LiveCalls
@@ -150,7 +150,7 @@ class InstanceServer:
             case "ready":
                 self._calls.ready()
             case "broken":
-                self.broken = self._redacted(header["error"])
+                self.broken = reported(header["error"], self.secrets)
             case "result" | "chunk":
                 self._store(header, body)
             case "file":
@@ -158,7 +158,7 @@ class InstanceServer:
             case "dropped":
                 self._payloads.drop(self._payloads.own(header["path"]))
             case "error":
-                self._settle(header, error=self._redacted(header["error"]))
+                self._settle(header, error=reported(header["error"], self.secrets))
             case "cancelled":
                 self._calls.settle_ended(header["id"], ran_s=header.get("ran_s", 0.0))
             case "ask":
@@ -185,23 +185,6 @@ class InstanceServer:
         question = {key: value for key, value in header.items() if key not in ("t", "n")}
         answer = self._nested.answer(question, self.mounts, self.secrets)
         self._channel.send({"t": "answer", "n": header["n"], **answer})
-
-    def _redacted(self, error: dict[str, Any]) -> dict[str, Any]:
-        """No secret leaves the host in what an exception says, or keeps."""
-        kept = {
-            key: self.secrets.redact_text(_whole(value)) if isinstance(value, str) else value
-            for key, value in error.items()
-            if key not in ("args", "state")
-        }
-        for key in ("args", "state"):
-            data = base64.b64decode(error.get(key) or "")
-            kept[key] = error.get(key) if self.secrets.redact(data) == data else None
-        return kept
-
-
-def _whole(text: str) -> str:
-    """Names of files may hold halves of characters, with which no outcome could be sent."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _not_stored(error: Exception) -> dict[str, Any]:

@@ -110,12 +110,13 @@ class CheckpointUploader:
     def _locate(self, path: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of all checkpoints, and the way from there, free of links."""
         base = Path(os.path.realpath(self.workspace.checkpoints))
+        shown = self.secrets.redact_text(path)[:200]
         try:
             real = Path(os.path.realpath(base / path, strict=True))
         except (OSError, ValueError) as error:
-            raise NotACheckpoint(f"{path[:200]!r} does not exist: {error}") from error
+            raise NotACheckpoint(f"{shown!r} does not exist: {error}") from error
         if real == base or not real.is_relative_to(base):
-            raise NotACheckpoint(f"{path[:200]!r} is not inside CORRAL_CHECKPOINT_DIR")
+            raise NotACheckpoint(f"{shown!r} is not inside CORRAL_CHECKPOINT_DIR")
         return base, real.relative_to(base).parts
 
     def _enqueue(self, staged: _StagedCheckpoint) -> None:
