@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from corral.adapters.secrets.key import load_key
 from corral.adapters.webhook_sender import HttpSender
 from corral.bootstrap.installation import check_database_is_there, join_installation, keep_note
 from corral.bootstrap.secrets import CipherOnDemand
-from corral.bootstrap.sockets import listen, loop_factory, open_files, raise_open_files
+from corral.bootstrap.sockets import listen, most_connections, new_loop, open_files, raise_open_files
 from corral.bootstrap.transport import ServerTransport, wants_tls
 from corral.client.hosts.identity import (
     CLIENT,
@@ -46,6 +46,7 @@ from corral.domain.webhooks.addresses import parse_networks
 from corral.files.atomic import write_private, write_whole
 from corral.files.locks import exclusive
 from corral.files.private import keep_files_private, private_folder
+from corral.server.accepting import HttpServer
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import RequestLimits, Services
@@ -203,7 +204,7 @@ def run_server(settings: Settings) -> None:
                 hint="Use that one, or set CORRAL_HOME to another folder.",
             )
         raise_open_files()
-        with asyncio.Runner(loop_factory=loop_factory(settings.head_s)) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_serve(settings))
 
 
@@ -252,7 +253,7 @@ async def _serve(settings: Settings) -> None:
         proxy_headers=False,
         ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )
-    server = _Announcing(config, settings, transport, before_end=control_plane.close_waits)
+    server = _Announcing(config, control_plane, settings, transport)
     _stop_on_signals(server)
     keepers = [
         asyncio.create_task(_keep_fresh(tls, settings)),
@@ -278,21 +279,20 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
 
 
-class _Announcing(uvicorn.Server):
+class _Announcing(HttpServer):
     """Tells where it listens once it does, and takes that back when it ends."""
 
     def __init__(
         self,
         config: uvicorn.Config,
+        control_plane: ControlPlane,
         settings: Settings,
         transport: ServerTransport,
-        *,
-        before_end: Callable[[], None],
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, control_plane.app, most_connections=most_connections())
+        self._control_plane = control_plane
         self._settings = settings
         self._transport = transport
-        self._before_end = before_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -320,5 +320,5 @@ class _Announcing(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._settings.server_file.unlink(missing_ok=True)
-        self._before_end()
+        self._control_plane.close_waits()
         await super().shutdown(sockets)

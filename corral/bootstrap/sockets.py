@@ -7,9 +7,6 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 from corral.domain.errors import CorralError
 
@@ -43,22 +40,17 @@ def raise_open_files() -> None:
         log.warning("the server may have %d files open, and no more: %s", soft, error)
 
 
-def loop_factory(handshake_s: float) -> Callable[[], asyncio.AbstractEventLoop]:
-    """A loop whose servers end a TLS handshake that takes longer; uvicorn leaves it at a minute."""
-    base: type[Any] = asyncio.SelectorEventLoop
-    with suppress(ImportError):
+def most_connections() -> int:
+    """The other files are for what the server opens itself: its database, and one for each download."""
+    return max(1, open_files() // 2)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    try:
         import uvloop  # noqa: PLC0415 - not on Windows
-
-        base = uvloop.Loop
-
-    class ServerLoop(base):  # type: ignore[misc]
-        async def create_server(self, *args: Any, **options: Any) -> asyncio.AbstractServer:
-            if options.get("ssl") is not None:
-                options.setdefault("ssl_handshake_timeout", handshake_s)
-            made: asyncio.AbstractServer = await super().create_server(*args, **options)
-            return made
-
-    return ServerLoop
+    except ImportError:
+        return asyncio.SelectorEventLoop()
+    return uvloop.new_event_loop()
 
 
 def listen(host: str, port: int) -> socket.socket:

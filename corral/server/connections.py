@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Protocol
 
 
@@ -16,7 +17,7 @@ class OpenConnection(Protocol):
 
 
 class WaitingConnections:
-    """A connection waits here until the head of its next request is whole.
+    """A connection waits here until the head of its next request is whole, from the moment it is taken on.
 
     A caller with a good token does not wait here between two requests: many hosts behind one address keep
     their connections. All others are hung up after `head_s`, and the one that has waited longest makes room
@@ -54,6 +55,13 @@ class WaitingConnections:
         del same[connection]
         if not same:
             del self._by_origin[connection.origin]
+
+    def make_room(self, count: int) -> bool:
+        """Hang up those that have waited longest, of whatever address; False if none waits."""
+        longest = list(islice(self._since, count))
+        for connection in longest:
+            self._hang_up(connection)
+        return bool(longest)
 
     def _hang_up(self, connection: OpenConnection) -> None:
         self.discard(connection)

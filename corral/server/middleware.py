@@ -110,6 +110,10 @@ class Gate:
         return self._services.streams.watch(token, hang_up)
 
     @property
+    def head_s(self) -> float:
+        return self._services.limits.head_s
+
+    @property
     def max_body_bytes(self) -> int:
         return self._services.limits.max_body_bytes
 

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from support.installation import CLEAN
-from support.live_server import LiveServer, serve
+from support.live_server import LiveServer, serve, sha
 from support.waiting import eventually
 
 from corral.wire.errors import ErrorBody
@@ -174,23 +176,30 @@ def test_an_address_holds_few_connections_that_send_nothing(narrow: LiveServer) 
         assert narrow.call("GET", "/v1/health", token=None).status_code == 200
 
 
+@contextlib.contextmanager
+def started(home: Path, *, files: tuple[int, int], **settings: str) -> Iterator[dict[str, Any]]:
+    """A server in a process of its own, with these limits of open files."""
+    own = {"CORRAL_HOME": str(home), "CORRAL_PORT": "0", **settings}
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {files});"
+        "import sys; from corral.server.__main__ import main; sys.exit(main())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], env={**CLEAN, **own})
+    try:
+        note = home / "server.json"
+        eventually(note.exists, "the server to listen")
+        yield {**json.loads(note.read_text()), "hard": files[1]}
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A server with TLS in a process of its own, whose limit of open files is low."""
-    own = {"CORRAL_HOME": str(tmp_path), "CORRAL_PORT": "0", "CORRAL_TLS": "on", "CORRAL_HEAD_S": "0.3"}
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    code = (
-        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard}));"
-        "import sys; from corral.server.__main__ import main; sys.exit(main())"
-    )
-    started = subprocess.Popen([sys.executable, "-c", code], env={**CLEAN, **own})
-    try:
-        note = tmp_path / "server.json"
-        eventually(note.exists, "the server to listen")
-        yield {**json.loads(note.read_text()), "hard": hard}
-    finally:
-        started.terminate()
-        started.wait(30)
+    with started(tmp_path, files=(256, hard), CORRAL_TLS="on", CORRAL_HEAD_S="0.3") as about:
+        yield about
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="the limits of a process are in /proc")
@@ -207,3 +216,56 @@ def test_a_server_may_open_all_files_it_is_allowed_and_waits_for_no_handshake(
     assert port is not None
     with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
         assert until_closed(silent) == b""
+
+
+def silent_from(address: str, url: str, stack: contextlib.ExitStack) -> socket.socket:
+    """A connection from one of the addresses of this machine, on which nothing is sent."""
+    port = urlsplit(url).port
+    assert port is not None
+    return stack.enter_context(
+        socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(address, 0))
+    )
+
+
+def healthy(about: dict[str, Any]) -> bool:
+    verify = ssl.create_default_context(cafile=about["ca"]) if "ca" in about else False
+    answer = httpx.get(f"{about['url']}/v1/health", verify=verify, timeout=20, trust_env=False)
+    return answer.status_code == 200
+
+
+def test_an_address_holds_few_connections_that_finish_no_handshake(tmp_path: Path) -> None:
+    """ATK-11, SEC-03: under TLS they were counted from the end of the handshake on, which never came."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = {"CORRAL_TLS": "on", "CORRAL_HEAD_S": "600", "CORRAL_WAITING_PER_ADDRESS": "8"}
+    with started(tmp_path, files=(256, hard), **limits) as about, contextlib.ExitStack() as stack:
+        silent = [silent_from("127.0.0.1", about["url"], stack) for _ in range(40)]
+        for connection in silent[:32]:
+            assert until_closed(connection) == b""
+        # Half of a handshake is none.
+        silent[-1].sendall(b"\x16\x03\x01\x02\x00\x01")
+        assert healthy(about)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is all of 127.0.0.0/8 this machine")
+@pytest.mark.parametrize("tls", ["on", "off"])
+def test_connections_leave_the_server_files_of_its_own(tls: str, tmp_path: Path) -> None:
+    """ATK-11, SEC-03: from many addresses they took every file, and the server could open none for itself."""
+    with (
+        started(tmp_path, files=(128, 128), CORRAL_TLS=tls, CORRAL_HEAD_S="600") as about,
+        contextlib.ExitStack() as stack,
+    ):
+        for number in range(200):
+            silent_from(f"127.0.0.{2 + number % 20}", about["url"], stack)
+        assert healthy(about)
+        files = Path(f"/proc/{about['pid']}/fd")
+        eventually(lambda: len(list(files.iterdir())) <= 110, "some files to be free")
+        data = os.urandom(1 << 20)
+        uploaded = httpx.put(
+            f"{about['url']}/v1/projects/default/blobs/{sha(data)}",
+            content=data,
+            headers={"Authorization": f"Bearer {(tmp_path / 'operator.token').read_text().strip()}"},
+            verify=ssl.create_default_context(cafile=about["ca"]) if "ca" in about else False,
+            timeout=20,
+            trust_env=False,
+        )
+        assert uploaded.status_code == 201, uploaded.text

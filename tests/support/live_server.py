@@ -20,8 +20,10 @@ import httpx
 import uvicorn
 
 from corral.bootstrap.server import build_services, build_transport, ensure_identities, open_store
+from corral.bootstrap.sockets import most_connections
 from corral.bootstrap.transport import ServerTransport
 from corral.client.http.trust import context as context_for
+from corral.server.accepting import HttpServer
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import Services
@@ -203,9 +205,10 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
     services = build_services(given, store, transport.trust)
     services = replace(services, clock=clock)
     context = transport.tls.context if transport.tls else None
-    server = uvicorn.Server(
+    control_plane = ControlPlane(services)
+    server = HttpServer(
         uvicorn.Config(
-            ControlPlane(services).app,
+            control_plane.app,
             log_level="critical",
             http=FastHttpProtocol,
             # As `bootstrap/server.py` has it: behind another layer the protocol does not see the gate.
@@ -213,7 +216,9 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
             ws="none",
             timeout_graceful_shutdown=1,
             ssl_context_factory=(lambda *_: context) if context else None,
-        )
+        ),
+        control_plane.app,
+        most_connections=most_connections(),
     )
 
     async def main() -> None:
