@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreDamaged
-from corral.files.atomic import sync_folder, write_durably
+from corral.files.atomic import PRIVATE, replacing, sync_folder, write_durably
+from corral.files.private import find_others, keep_files_private
 from corral.settings import Settings, read_settings
 from corral.version import __version__
 
@@ -29,7 +30,7 @@ DATABASE = "corral.db"
 BLOBS, _SEGMENTS = Path("blobs"), Path("segments/segments")
 # Small files, and folders of them, that the installation needs beside its database.
 _WORKER = ("worker/token", "worker/host.json", "worker/client.pem", "worker/ca.pem")
-_KEPT = ("installation.json", "key", "operator.token", "tls", *_WORKER)
+KEPT = ("installation.json", "key", "operator.token", "tls", *_WORKER)
 # Something may be removed each time; who removes without end has nothing to back up.
 _ROUNDS = 6
 
@@ -89,7 +90,7 @@ class BackupFolder:
 def back_up(settings: Settings, to: BackupFolder) -> CopyResult:
     """An earlier backup in the folder stays whole until this one is."""
     _check_embedded(settings)
-    to.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _prepare(to)
     part = to.home / f"{DATABASE}.part"
     done = _copy_all(settings.home, to.home, part)
     _copy_kept(settings.home, to.home)
@@ -107,6 +108,17 @@ def back_up(settings: Settings, to: BackupFolder) -> CopyResult:
     }
     write_durably(to.note, json.dumps(said) + "\n")
     return done
+
+
+def _prepare(to: BackupFolder) -> None:
+    """The keys of the installation are written there: only where nobody else can have laid out anything."""
+    to.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if (found := find_others(to.root)) is not None:
+        raise InvalidInput(
+            f"{found[0]} {found[1]}, and a backup holds the keys of the installation",
+            hint=f"Name a folder that is yours alone (`chmod -R go-w {to.root}` makes one so), or a new one.",
+        )
+    to.home.mkdir(exist_ok=True, mode=0o700)
 
 
 def _copy_all(home: Path, to: Path, part: Path) -> CopyResult:
@@ -142,8 +154,8 @@ def _copy_round(home: Path, to: Path, part: Path) -> CopyResult | None:
 def _snapshot(database: Path, to: Path) -> None:
     to.unlink(missing_ok=True)
     try:
+        os.close(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with closing(_opened(database)) as source, closing(sqlite3.connect(to)) as copy:
-            to.chmod(0o600)
             source.backup(copy)
             (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
@@ -182,25 +194,21 @@ def _is_named(database: Path, one: StoredFile) -> bool:
 
 def _copy(source: Path, to: Path) -> int:
     """How many bytes it has; a log may have grown since the database was copied."""
-    part = to.with_name(f"{to.name}.part")
     with source.open("rb") as file:
         to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with part.open("wb") as copy:
+        with replacing(to, mode=PRIVATE) as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
             copy.flush()
             os.fsync(copy.fileno())
-    os.replace(part, to)
     return to.stat().st_size
 
 
 def _copy_kept(home: Path, to: Path) -> None:
-    for name in _KEPT:
+    for name in KEPT:
         source = home / name
         for path in source.rglob("*") if source.is_dir() else [source]:
             if path.is_file():
-                target = to / path.relative_to(home)
-                _copy(path, target)
-                target.chmod(path.stat().st_mode & 0o777)
+                _copy(path, to / path.relative_to(home))
 
 
 def _prune(home: Path, keep: set[Path]) -> None:
@@ -231,7 +239,8 @@ def _check_embedded(settings: Settings) -> None:
 
 
 def main() -> int:
-    to = BackupFolder(Path(sys.argv[1]).absolute())
+    keep_files_private()
+    to = BackupFolder(Path(sys.argv[1]).resolve())
     try:
         done = back_up(read_settings(), to)
         said = to.read()

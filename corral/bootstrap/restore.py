@@ -8,24 +8,46 @@ import shutil
 import sqlite3
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
-from corral.bootstrap.backup import DATABASE, BackupFailed, BackupFolder, named_files
+from corral.bootstrap.backup import DATABASE, KEPT, BackupFailed, BackupFolder, StoredFile, named_files
 from corral.bootstrap.installation import write_note
 from corral.domain.errors import Conflict, CorralError, InvalidInput
 from corral.domain.installation import InstallationNote
-from corral.files.atomic import sync_folder
+from corral.files.atomic import PRIVATE, replacing, sync_folder
 from corral.files.locks import exclusive
+from corral.files.private import keep_files_private
+from corral.files.untrusted import open_regular
 from corral.settings import Settings, read_settings
 
 # What makes an installation; the rest of a home is logs, caches and notes of processes.
 _FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", "key", "installation.json", "operator.token")
 _REPLACED = (*_FILES, "blobs", "segments", "partial", "tls")
+# How many damaged files an error names.
+_SHOWN = 10
 
 
-def restore(settings: Settings, backup: BackupFolder, *, replace: bool) -> str:
-    """What is there now, in a sentence. Every file is checked first: a damaged backup changes nothing."""
+class RestoreResult(NamedTuple):
+    """What is there now, in a sentence, and what of the backup was left out, each with why."""
+
+    said: str
+    left_out: list[str]
+
+
+class CheckedBackup(NamedTuple):
+    """Files below the backup's home that can be restored, and what is wrong with the others."""
+
+    files: list[Path]
+    problems: list[str]
+
+
+def restore(
+    settings: Settings, backup: BackupFolder, *, replace: bool, skip_damaged: bool = False
+) -> RestoreResult:
+    """Every file is checked first: a damaged backup changes nothing, unless its damaged files are skipped."""
     if settings.database is not None:
         raise InvalidInput(
             "CORRAL_DATABASE names Postgres, which has its own tools for backups",
@@ -37,7 +59,10 @@ def restore(settings: Settings, backup: BackupFolder, *, replace: bool) -> str:
             raise Conflict(
                 f"a server on {settings.home} is running", hint="Stop it first with `corral down`."
             )
-        files = _checked(backup)
+        files, problems = _checked(backup)
+        if problems and not skip_damaged:
+            raise _damaged(problems)
+        left_out = [*problems, *_strangers(backup, files)]
         aside = _move_aside(settings.home, replace=replace)
         # The database last: without it there is no installation, whatever else is there.
         for path in sorted(files, key=lambda path: path.name == DATABASE):
@@ -45,32 +70,72 @@ def restore(settings: Settings, backup: BackupFolder, *, replace: bool) -> str:
         _note(settings)
         sync_folder(settings.home)
     before = "" if aside is None else f"; what was there before is in {aside}"
-    return f"{len(files)} files are restored to {settings.home}{before}"
+    return RestoreResult(f"{len(files)} files are restored to {settings.home}{before}", left_out)
 
 
-def _checked(backup: BackupFolder) -> list[Path]:
-    """All files of the backup, after every blob was compared with its digest."""
-    problems: list[str] = []
-    lost = set(backup.read().get("lost", ()))
+def _checked(backup: BackupFolder) -> CheckedBackup:
+    """The files that a backup has, after every blob was compared with its digest."""
+    said = backup.read()
+    _refuse_links(backup)
+    files, problems = [Path(DATABASE), *_kept(backup)], []
+    lost = set(said.get("lost", ()))
     for one in named_files(backup.database):
-        path = backup.home / one.path
-        if str(one.path) in lost:
-            continue
-        if not path.is_file() or path.stat().st_size < one.size:
-            problems.append(f"{one.path} is missing or too short")
-        elif one.is_blob and _digest(path) != one.path.name:
-            problems.append(f"{one.path} does not match its digest")
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise BackupFailed(
-            f"the backup is damaged: {'; '.join(problems[:3])}{more}",
-            hint="Nothing was changed. Use another backup.",
-        )
-    return [path.relative_to(backup.home) for path in backup.home.rglob("*") if path.is_file()]
+        problem = _problem(backup.home, one)
+        if problem is None:
+            files.append(one.path)
+        elif str(one.path) not in lost:
+            problems.append(f"{one.path} {problem}")
+    return CheckedBackup(files, problems)
+
+
+def _refuse_links(backup: BackupFolder) -> None:
+    """A backup has none: each could have a file of this machine restored as part of the installation."""
+    for parent, folders, names in os.walk(backup.root):
+        for name in (*folders, *names):
+            if os.path.islink(path := os.path.join(parent, name)):
+                raise BackupFailed(
+                    f"{path} is a link, and a backup has none",
+                    hint="Nothing was changed. Find out who made it, and use another backup.",
+                )
+
+
+def _kept(backup: BackupFolder) -> Iterator[Path]:
+    for name in KEPT:
+        source = backup.home / name
+        for path in source.rglob("*") if source.is_dir() else [source]:
+            if path.is_file():
+                yield path.relative_to(backup.home)
+
+
+def _problem(home: Path, one: StoredFile) -> str | None:
+    if one.path.is_absolute() or len(one.path.parts) != (3 if one.is_blob else 4) or ".." in one.path.parts:
+        return "is no name of a stored file"
+    path = home / one.path
+    if not path.is_file() or path.stat().st_size < one.size:
+        return "is missing or too short"
+    return "does not match its digest" if one.is_blob and _digest(path) != one.path.name else None
+
+
+def _damaged(problems: list[str]) -> BackupFailed:
+    more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return BackupFailed(
+        f"the backup is damaged: {'; '.join(problems[:_SHOWN])}{more}",
+        hint="Nothing was changed. Use another backup, or restore this one without these files by "
+        "`--damaged skip`; `corral fsck` names them then.",
+    )
+
+
+def _strangers(backup: BackupFolder, files: list[Path]) -> Iterator[str]:
+    """Beside what the database names, which is told of already."""
+    known = {str(path) for path in files}
+    for path in backup.home.rglob("*"):
+        name = str(path.relative_to(backup.home))
+        if path.is_file() and name not in known and not name.startswith(("blobs/", "segments/")):
+            yield f"{name} is no part of a backup"
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -93,12 +158,11 @@ def _move_aside(home: Path, *, replace: bool) -> Path | None:
 
 def _place(source: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = to.with_name(f"{to.name}.part")
-    shutil.copyfile(source, part)
-    part.chmod(source.stat().st_mode & 0o777)
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(part, to)
+    # Whatever its mode is in the backup: keys and tokens are among them.
+    with open_regular(source) as file, replacing(to, mode=PRIVATE) as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
+        copy.flush()
+        os.fsync(copy.fileno())
 
 
 def _note(settings: Settings) -> None:
@@ -115,10 +179,14 @@ def _note(settings: Settings) -> None:
 
 
 def main() -> int:
-    replace = "--replace" in sys.argv[2:]
+    keep_files_private()
+    replace, skip_damaged = "--replace" in sys.argv[2:], "--skip-damaged" in sys.argv[2:]
     try:
-        backup = BackupFolder(Path(sys.argv[1]).absolute())
-        sys.stdout.write(restore(read_settings(), backup, replace=replace) + "\n")
+        backup = BackupFolder(Path(sys.argv[1]).resolve())
+        done = restore(read_settings(), backup, replace=replace, skip_damaged=skip_damaged)
+        sys.stdout.write(f"{done.said}\n")
+        for what in done.left_out:
+            sys.stderr.write(f"not restored: {what}\n")
     except CorralError as error:
         sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")
         return 1

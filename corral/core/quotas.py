@@ -127,18 +127,23 @@ def add_payloads(tx: Tx, project: str, size: int) -> None:
 def check_room(tx: Tx, project: str, adding: int) -> None:
     """ProjectFull if so many bytes more are more than the quota allows.
 
-    Files count, and uploads that are under way or broke off, and what calls carry.
+    Files count, and uploads that are under way or broke off, what calls carry, and secrets.
     """
     quota = tx.quotas.get(project)
     if quota is None or quota.max_bytes is None or adding <= 0:
         return
     files = tx.blobs.project_bytes(project)
-    uploads, calls = tx.uploads.bytes_of(project), tx.calls.payload_bytes(project)
-    if files + uploads + calls + adding <= quota.max_bytes:
+    others = {
+        "uploads": tx.uploads.bytes_of(project),
+        "calls": tx.calls.payload_bytes(project),
+        "secrets": tx.secrets.bytes_of(project),
+    }
+    total = files + sum(others.values())
+    if total + adding <= quota.max_bytes:
         return
-    beside = [f"{size} of {what}" for size, what in ((uploads, "uploads"), (calls, "calls")) if size]
+    beside = [f"{size} of {what}" for what, size in others.items() if size]
     raise ProjectFull(
-        f"project {project} has {files + uploads + calls} bytes of files"
+        f"project {project} has {total} bytes of files"
         + (f" ({', '.join(beside)} among them)" if beside else "")
         + f", of {quota.max_bytes} (max_bytes), and this would add {adding}",
         hint="Remove artifacts with `corral artifacts rm`; their bytes are free after the next collection, "

@@ -9,6 +9,7 @@ from typing import Any
 from corral.core.audit import Author, note
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
+from corral.core.quotas import check_room
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed, found
 from corral.domain.leases import LeaseKey
 from corral.domain.redact import MIN_SECRET_BYTES, SecretValues, StreamScanner
@@ -21,6 +22,8 @@ def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, by: Auth
     if "\0" in value:
         raise InvalidInput(f"the value of {name} holds a NUL byte, which no environment variable can")
     secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), by.now)
+    before = tx.secrets.get(project, name)
+    check_room(tx, project, len(secret.ciphertext) - (0 if before is None else len(before.ciphertext)))
     tx.secrets.put(secret)
     note(tx, "secret.set", f"secret:{project}/{name}", by)
     return secret

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import BinaryIO
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 _OTHERS = 0o077
+_OTHERS_WRITE = 0o022
 
 
 def private_folder(path: Path) -> None:
@@ -26,6 +29,38 @@ def appending(path: Path) -> Iterator[BinaryIO]:
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
         path.chmod(FILE_MODE)
         yield file
+
+
+def find_others(root: Path) -> tuple[Path, str] | None:
+    """What in a folder is another user's, or a folder that others may write to, or a link; and why.
+
+    Where there is none, nobody else can have put anything there, nor can they now. None on Windows.
+    """
+    if sys.platform == "win32":
+        return None
+    why = _why_not_ours(root.lstat())
+    if why is not None:
+        return root, why
+    for parent, folders, names in os.walk(root):
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            try:
+                why = _why_not_ours(path.lstat())
+            except FileNotFoundError:
+                continue
+            if why is not None:
+                return path, why
+    return None
+
+
+def _why_not_ours(found: os.stat_result) -> str | None:
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if sys.platform != "win32" and found.st_uid != os.geteuid():
+        return "belongs to another user"
+    # A file is reached through its folder.
+    is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE
+    return "can be written to by other users" if is_open else None
 
 
 def keep_files_private() -> int:

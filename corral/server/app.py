@@ -120,6 +120,7 @@ class ControlPlane:
             await self.services.notifier.close()
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
+            self.services.bulk_reads.close()
 
     def _soon(self, work: Coroutine[None, None, None]) -> None:
         """Held on to until it is done, or it could be collected half-way."""

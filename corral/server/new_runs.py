@@ -9,12 +9,26 @@ from corral.core.runs.submit import Dependency, NewRun
 from corral.domain.calls import Payload
 from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, EndpointVersion, PoolParams
+from corral.domain.errors import TooLarge
 from corral.domain.ids import ArtifactId, Digest, RunId
 from corral.domain.runs.runs import OnFailure, Run
 from corral.recipes import models
 from corral.wire.payloads import payload_table
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec, ServiceTable
+
+# A lock file of a large environment has half of that.
+MAX_SPEC_BYTES = 1 << 20
+
+
+def refuse_large_spec(name: str, spec: str) -> None:
+    """TooLarge if it is more than a user may have stored for one run. What is stored already is not asked."""
+    size = len(spec.encode())
+    if size > MAX_SPEC_BYTES:
+        raise TooLarge(
+            f"the spec of {name} has {size} bytes as JSON, {MAX_SPEC_BYTES} at most are taken",
+            hint="Put what is large into a file of the code, or give it as an input.",
+        )
 
 
 def new_run(spec: RunSpec) -> NewRun:

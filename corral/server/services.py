@@ -26,6 +26,7 @@ from corral.ports.clock import Clock
 from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.auth import TokenCache
+from corral.server.bulk_reads import BulkReads
 from corral.server.metrics import Counters
 from corral.server.open_streams import OpenStreams
 from corral.server.tls import TlsTrust
@@ -67,6 +68,7 @@ class Services:
     counters: Counters = field(default_factory=Counters)
     # Files are hashed, written and synced here, so that no upload holds up a beat.
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
+    bulk_reads: BulkReads = field(default_factory=BulkReads)
 
     def __post_init__(self) -> None:
         self.samples = SampleBuffer()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -185,3 +187,106 @@ def test_a_backup_that_lacks_a_file_changes_nothing(home: Installation, tmp_path
     assert sorted(path.name for path in home.home.iterdir()) == before
     shutil.rmtree(to)
     assert "is no backup" in home("restore", str(to)).stderr
+
+
+def stopped_with_a_backup(made: Installation, to: Path) -> None:
+    serve(made)
+    (to.parent / "in.txt").write_text("an input\n")
+    made.ok("volumes", "put", "data", "in.txt")
+    made.ok("backup", str(to))
+    made.down()
+
+
+def test_a_backup_follows_no_link_and_trusts_no_folder_of_others(home: Installation, tmp_path: Path) -> None:
+    """ATK-05: a link that another user left in the folder had the keys written to a file of theirs."""
+    to, stolen = tmp_path / "backup", tmp_path / "stolen"
+    stopped_with(home, 1)
+    (to / "home").mkdir(parents=True)
+    stolen.write_text("nothing")
+    (to / "home" / "key.part").symlink_to(stolen)
+
+    refused = home("backup", str(to))
+    assert refused.returncode == 1
+    assert "key.part is a link" in refused.stderr
+    (to / "home" / "key.part").unlink()
+    (to / "home").chmod(0o777)
+    refused = home("backup", str(to))
+    assert f"{to / 'home'} can be written to by other users" in refused.stderr
+    assert "hint: Name a folder that is yours alone" in refused.stderr
+    assert (stolen.read_text(), list((to / "home").iterdir())) == ("nothing", [])
+
+    (to / "home").chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(to, 65534, 65534)
+        assert "belongs to another user" in home("backup", str(to)).stderr
+        os.chown(to, 0, 0)
+    home.ok("backup", str(to))
+    assert {path.stat().st_mode & 0o777 for path in (to / "home").rglob("*") if path.is_file()} == {0o600}
+
+
+def test_a_restore_takes_what_a_backup_has_and_nothing_else(home: Installation, tmp_path: Path) -> None:
+    """ATK-06: a foreign server.json was put in place, and keys stayed as open as they were in the backup."""
+    to = tmp_path / "backup"
+    stopped_with_a_backup(home, to)
+    for path in to.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (to / "home" / "server.json").write_text('{"url": "https://elsewhere"}')
+    home.home.rename(tmp_path / "lost")
+
+    done = home("restore", str(to))
+
+    assert done.returncode == 0
+    assert "not restored: server.json is no part of a backup" in done.stderr
+    assert not (home.home / "server.json").exists()
+    restored = [path for path in home.home.rglob("*") if path.is_file() and path.name != "server.lock"]
+    assert {path.stat().st_mode & 0o777 for path in restored} == {0o600}
+    assert (home.home / "operator.token").read_text() == (tmp_path / "lost" / "operator.token").read_text()
+
+
+@pytest.mark.parametrize("name", ["home/key", "home/blobs", "home/tls/server.pem"])
+def test_a_backup_with_a_link_in_it_is_refused(home: Installation, tmp_path: Path, name: str) -> None:
+    """ATK-06: what the link leads to was restored as a part of the installation."""
+    to = tmp_path / "backup"
+    stopped_with_a_backup(home, to)
+    (to / name).parent.mkdir(exist_ok=True)
+    if (to / name).exists():
+        (to / name).rename(tmp_path / "elsewhere")
+    (to / name).symlink_to(tmp_path / "elsewhere")
+    home.home.rename(tmp_path / "lost")
+
+    refused = home("restore", str(to))
+
+    assert refused.returncode == 1
+    assert f"{to / name} is a link, and a backup has none" in refused.stderr
+    assert not (home.home / "key").exists()
+
+
+def test_damaged_files_of_a_backup_are_left_out_if_that_is_asked_for(
+    home: Installation, tmp_path: Path
+) -> None:
+    """ATK-06, ATK-04: one changed blob kept the whole backup from being restored."""
+    to = tmp_path / "backup"
+    serve(home)
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"input {name}\n")
+        home.ok("volumes", "put", name, name)
+    home.ok("backup", str(to))
+    home.down()
+    damaged = hashlib.sha256(b"input one\n").hexdigest()
+    (to / "home" / "blobs" / damaged[:2] / damaged).write_text("something")
+    home.home.rename(tmp_path / "lost")
+
+    refused = home("restore", str(to))
+    assert refused.returncode == 1
+    assert f"{damaged} is missing or too short" in refused.stderr
+    assert "--damaged skip" in refused.stderr
+    done = home("restore", "--damaged", "skip", str(to))
+    assert done.returncode == 0
+    assert f"not restored: blobs/{damaged[:2]}/{damaged} is missing or too short" in done.stderr
+
+    serve(home)
+    home.ok("volumes", "get", "two", "two", "back")
+    assert (tmp_path / "back").read_text() == "input two\n"
+    checked = home("fsck")
+    assert checked.returncode != 0
+    assert damaged in checked.stdout + checked.stderr

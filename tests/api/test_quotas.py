@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,59 @@ def test_what_calls_carry_counts_towards_the_quota(live: LiveServer, worker: Fak
     eventually(
         lambda: live.write(lambda tx: tx.calls.payload_bytes(project)) == 0, "what calls carried to be gone"
     )
+
+
+def test_secrets_count_towards_the_quota(live: LiveServer) -> None:
+    """ATK-08: with room for 100,000 bytes a project had secrets of any number of them."""
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_bytes": 100_000})
+    path = f"/v1/projects/{project}/secrets"
+    live.ok("PUT", f"{path}/ONE", {"value": "x" * 60_000})
+
+    refused = error_of(live.call("PUT", f"{path}/TWO", {"value": "x" * 60_000}), 507, "project_full")
+
+    assert "of secrets among them" in refused.message
+    data = b"y" * 60_000
+    error_of(live.call("PUT", f"/v1/projects/{project}/blobs/{sha(data)}", content=data), 507, "project_full")
+    live.ok("PUT", f"{path}/ONE", {"value": "z" * 60_000})
+    live.ok("PUT", f"{path}/ONE", {"value": "short"})
+    live.ok("PUT", f"{path}/TWO", {"value": "x" * 60_000})
+
+
+@pytest.fixture
+def large_bodies(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server takes them by default."""
+    monkeypatch.setattr(live.services, "limits", replace(live.services.limits, max_body_bytes=32 << 20))
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"environment": {"python": "3.11", "lock": "#" * (1 << 20), "digest": "0" * 64}},
+        {"env": {f"E{n}": "v" * 20_000 for n in range(60)}},
+        {"argv": ["true", *["y" * 30_000] * 40]},
+    ],
+    ids=["lock", "env", "argv"],
+)
+@pytest.mark.usefixtures("large_bodies")
+def test_a_spec_that_is_too_large_is_refused(live: LiveServer, large: dict[str, object]) -> None:
+    """ATK-08: the database grew by 4 MB with each run whose lock was that long, whatever the quota."""
+    project = named("project")
+    spec = {"name": "x", "project": project, "argv": ["true"], "resources": {"hosts": ["nowhere"]}, **large}
+    asked = {"request_id": named("request"), "runs": [spec]}
+    scheduled = {"name": named("schedule"), "schedule": {"cron": "0 0 1 1 *"}, "runs": [spec]}
+
+    for path, body in (("/v1/runs", asked), ("/v1/schedules", scheduled)):
+        refused = error_of(live.call("POST", path, body), 413, "too_large")
+        assert "the spec of x has 1" in refused.message
+    assert live.ok("GET", "/v1/runs", params={"project": project})["items"] == []
+
+
+@pytest.mark.usefixtures("large_bodies")
+def test_a_deploy_whose_spec_is_too_large_is_refused(live: LiveServer) -> None:
+    """ATK-08: and each of its versions was kept."""
+    long = {"environment": {"python": "3.11", "lock": "#" * (1 << 20), "digest": "0" * 64}}
+    spec = {"kind": "service", "project": "default", "service": {"entry": {}}, **long}
+    body = {"project": "default", "name": named("app"), "spec": spec, "functions": {"f": {}}, "scaling": {}}
+    refused = error_of(live.call("POST", "/v1/endpoints", body), 413, "too_large")
+    assert "the spec of app" in refused.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,11 @@ import typer
 from corral.settings import process_environment
 
 Folder = Annotated[Path, typer.Argument(help="The folder of the backup.")]
+
+
+class DamagedFiles(StrEnum):
+    REFUSE = "refuse"
+    SKIP = "skip"
 
 
 def backup(folder: Folder) -> None:
@@ -27,9 +33,13 @@ def restore(
     replace: Annotated[
         bool, typer.Option("--replace", help="Move the installation that is there aside first.")
     ] = False,
+    damaged: Annotated[
+        DamagedFiles, typer.Option(help="What becomes of a backup with damaged files, or of those files.")
+    ] = DamagedFiles.REFUSE,
 ) -> None:
     """Put a backup in place as this machine's installation; the server must be down."""
-    _run("restore", str(folder), *(["--replace"] if replace else []))
+    skip = ["--skip-damaged"] if damaged is DamagedFiles.SKIP else []
+    _run("restore", str(folder), *(["--replace"] if replace else []), *skip)
 
 
 def _run(module: str, *arguments: str) -> None:

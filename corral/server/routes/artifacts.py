@@ -6,18 +6,19 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from corral.core import artifacts as core
 from corral.core import secrets
 from corral.core.audit import note
 from corral.core.storage.blobs import readable_by_lease
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
-from corral.domain.errors import NotFound
+from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import ArtifactId
 from corral.domain.redact import SecretValues
 from corral.domain.tokens import Token
 from corral.server.auth import Anyone, ArtifactPath, Caller, Project, User
+from corral.server.bulk_reads import CallerGone, FileCheck
 from corral.server.pages import Limit, LongLimit, by_time, next_page, parse_time_cursor
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
@@ -56,8 +57,9 @@ async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -
 
     search = await svc.store.read(unit)
     if search is not None:
-        for file in search[1]:
-            await svc.in_thread(partial(_search, svc, search[0], file))
+        async with svc.bulk_reads.turn(f"search {project}"):
+            for file in search[1]:
+                await svc.bulk_reads.in_thread(partial(_search, svc, search[0], file))
 
 
 def _search(svc: Services, values: SecretValues, file: ArtifactFile) -> None:
@@ -119,35 +121,37 @@ async def get_files(
 
 
 @router.post("/artifacts/{artifact_id}/verify")
-async def verify(artifact_id: ArtifactPath, caller: User, svc: Svc) -> wire.VerifyAnswer:
-    """Read every byte of every file again and compare with its digest."""
+async def verify(artifact_id: ArtifactPath, caller: User, svc: Svc, request: Request) -> wire.VerifyAnswer:
+    """Read every byte of every file again and compare with its digest; for a project one at a time."""
+    # Until its body is read, a caller that hung up looks as if it were there.
+    await request.body()
     artifact = await svc.store.read(lambda tx: _seen(tx, artifact_id, caller.token))
+    with suppress(CallerGone):
+        async with svc.bulk_reads.turn(f"verify {artifact.project}"):
+            return await _verified(
+                artifact, FileCheck(svc.blobs, svc.bulk_reads, request.is_disconnected), svc
+            )
+    raise Conflict("the caller hung up before everything was compared")
+
+
+async def _verified(artifact: Artifact, check: FileCheck, svc: Services) -> wire.VerifyAnswer:
     problems: list[str] = []
     files = size = 0
     after = ""
-    while page := await svc.store.read(partial(_some_files, artifact_id, after)):
+    while page := await svc.store.read(partial(_some_files, artifact.id, after)):
         for file in page:
             files += 1
             size += file.size
-            problems += await svc.in_thread(partial(_problems, svc, file))
+            if (problem := await check.problem(file)) is not None:
+                problems.append(problem)
         after = page[-1].path
     if (files, size) != (artifact.files, artifact.bytes):
         problems.append(f"the manifest has {files} files of {size} bytes, not as recorded")
-    return wire.VerifyAnswer(artifact_id=artifact_id, files=files, bytes=size, problems=problems)
+    return wire.VerifyAnswer(artifact_id=artifact.id, files=files, bytes=size, problems=problems)
 
 
 def _some_files(artifact_id: ArtifactId, after: str, tx: Tx) -> list[ArtifactFile]:
     return tx.artifacts.files(artifact_id, after=after, limit=1000)
-
-
-def _problems(svc: Services, file: ArtifactFile) -> list[str]:
-    try:
-        if svc.blobs.size(file.digest) == file.size and svc.blobs.verify(file.digest):
-            return []
-        svc.blobs.set_aside(file.digest)
-        return [f"{file.path}: the stored bytes do not match {file.digest} and are set aside"]
-    except KeyError:
-        return [f"{file.path}: the bytes of {file.digest} are missing"]
 
 
 @router.post("/artifacts/{artifact_id}/pin")

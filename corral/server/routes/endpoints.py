@@ -22,6 +22,7 @@ from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, TokenId, is_id, is_name
 from corral.domain.tokens import Token
 from corral.server.auth import Caller, User
+from corral.server.new_runs import refuse_large_spec
 from corral.server.pages import Limit, next_page, not_a_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
@@ -47,6 +48,7 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
         raise InvalidInput("the spec must be of kind service and of the endpoint's project")
     functions = {name: table.model_dump(mode="json") for name, table in body.functions.items()}
     spec = body.spec.model_dump_json()
+    refuse_large_spec(body.name, spec)
     digest, scaling = digest_of([json.loads(spec), functions]), body.scaling.model_dump_json()
     new = NewVersion(body.project, body.name, body.live, digest, spec, json.dumps(functions), scaling)
 

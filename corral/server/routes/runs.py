@@ -26,7 +26,7 @@ from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run, RunFilter
 from corral.domain.runs.states import FINAL, RunState
 from corral.server.auth import Caller, User, find_run
-from corral.server.new_runs import new_run
+from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
@@ -55,6 +55,8 @@ async def submit_runs(
 async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services) -> wire.SubmitAnswer:
     caller.check_one_project([spec.project for spec in body.runs], of="submission")
     runs = [new_run(spec) for spec in body.runs]
+    for run in runs:
+        refuse_large_spec(run.run.name, run.spec)
     refuse_models(runs, svc.policy.models)
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])

@@ -19,7 +19,7 @@ from corral.domain.errors import Ambiguous, NotFound
 from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.server.auth import Caller, User
-from corral.server.new_runs import new_run
+from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
@@ -40,7 +40,10 @@ async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> Schedul
     caller.check_one_project([spec.project for spec in body.runs], of="schedule")
     stored = body.model_dump_json(include={"runs", "group", "max_running"})
     order = work_of(stored)
-    refuse_models([new_run(spec) for spec in body.runs], svc.policy.models)
+    runs = [new_run(spec) for spec in body.runs]
+    for run in runs:
+        refuse_large_spec(run.run.name, run.spec)
+    refuse_models(runs, svc.policy.models)
     put = manage.replace if body.replace else manage.add
 
     def unit(tx: Tx) -> ScheduleView:

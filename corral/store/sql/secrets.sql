@@ -9,5 +9,9 @@ SELECT <secret> FROM secrets WHERE project = :project AND name = :name;
 -- name: secret_all
 SELECT <secret> FROM secrets WHERE project = :project ORDER BY name;
 
+-- name: secret_bytes
+SELECT CAST(COALESCE(SUM(LENGTH(ciphertext)), 0) AS /*sqlite INTEGER*//*pg BIGINT*/)
+FROM secrets WHERE project = :project;
+
 -- name: secret_delete
 DELETE FROM secrets WHERE project = :project AND name = :name;

@@ -18,5 +18,9 @@ class SqlSecrets(Table):
     def of_project(self, project: str) -> list[Secret]:
         return self._all(SECRET, "secret_all", project=project)
 
+    def bytes_of(self, project: str) -> int:
+        """How many bytes those of the project have, encrypted."""
+        return self._number("secret_bytes", project=project)
+
     def delete(self, project: str, name: str) -> bool:
         return self._changed("secret_delete", project=project, name=name)
