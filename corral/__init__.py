@@ -23,7 +23,10 @@ _PUBLIC = {
     "corral.functions.errors": "CallCancelled CallExpired CallTimeout CannotStart EndpointGone ExitCalled "
     "InstanceLost NotFinished PickledResult RemoteError ResultLost ResultTooLarge",
     "corral.functions.function": "AsyncFunction Function Generator",
+    "corral.functions.importing": "CallWhileImporting",
     "corral.functions.options": "Batch Cron Period Retries",
+    "corral.functions.packaging": "CodeTooLarge",
+    "corral.functions.pickling": "CannotEncode",
     "corral.functions.volumes": "Volume",
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names.split()}

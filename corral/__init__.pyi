@@ -50,9 +50,12 @@ from corral.functions.errors import ResultTooLarge as ResultTooLarge
 from corral.functions.function import AsyncFunction as AsyncFunction
 from corral.functions.function import Function as Function
 from corral.functions.function import Generator as Generator
+from corral.functions.importing import CallWhileImporting as CallWhileImporting
 from corral.functions.options import Batch as Batch
 from corral.functions.options import Cron as Cron
 from corral.functions.options import Period as Period
 from corral.functions.options import Retries as Retries
+from corral.functions.packaging import CodeTooLarge as CodeTooLarge
+from corral.functions.pickling import CannotEncode as CannotEncode
 from corral.functions.volumes import Volume as Volume
 from corral.version import __version__ as __version__

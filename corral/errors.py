@@ -11,6 +11,8 @@ CorralError
     ├── CallCancelled, CallExpired, EndpointGone
     ├── InstanceLost, CannotStart
     ├── ResultTooLarge, ResultLost, PickledResult
+    ├── CannotEncode                                    a TypeError as well
+    ├── CallWhileImporting, CodeTooLarge
     ├── RemoteError, ExitCalled
     └── VolumeConflict
 """

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import dis
-import importlib.metadata
-import re
+import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from corral.functions import serialize as codec
 from corral.functions.member import Member
-from corral.functions.packaging import Package, find_local, imports_of, pack
+from corral.functions.packaging import CodeTooLarge, Package, included, modules_of, pack
+from corral.functions.requirements import Requirements, owners
+from corral.functions.sources import read_source
 from corral.functions.web_routes import route_problems
-
-_ABSOLUTE = re.compile(r"^(/(?:home|Users|root|mnt|data|tmp|var)/|[A-Za-z]:\\\\)")
-_REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 @dataclass(frozen=True)
@@ -34,65 +31,81 @@ class CheckFinding:
 def check(member: Member) -> list[CheckFinding]:
     try:
         package = pack(member)
-    except codec.CannotEncode as error:
+        files = _sources(member)
+    except (codec.CannotEncode, CodeTooLarge) as error:
         return [CheckFinding("error", member.name, str(error))]
     routes = [CheckFinding("error", member.name, problem) for problem in route_problems(member)]
-    return [*routes, *_imports(member, package), *_paths(package), *_by_value(member, package)]
+    return [*routes, *_imports(member, files), *_paths(files), *_by_value(member, package)]
 
 
-def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:
-    wanted = {
-        _normal(match[1])
-        for line in member.settings.environment.python
-        if (match := _REQUIREMENT.match(line))
+def _sources(member: Member) -> dict[str, Path]:
+    """The modules that it may load. What the body of another function imports, that one is blamed for."""
+    home = member.home()
+    if home is None:
+        return {}
+    named = {path: file for path, file in included(member, home).items() if path.endswith(".py")}
+    return {**named, **modules_of(member, home, but=_others(member))}
+
+
+def _others(member: Member) -> set[str]:
+    own = member.qualname.partition(".")[0]
+    return {
+        one.qualname
+        for one in member.app.members.values()
+        if one.module == member.module and one.qualname != own
     }
-    hosts_own = member.settings.environment.is_host
-    owners = importlib.metadata.packages_distributions()
-    for path, file in _sources(package):
-        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        tops = {one.partition(".")[0] for one in imports_of(file, name)}
-        for top in sorted(tops - {"corral", *sys.stdlib_module_names}):
-            if (
-                find_local(top, file.parent) is not None
-                or f"{top}.py" in package.files
-                or f"{top}/__init__.py" in package.files
-            ):
+
+
+def _imports(member: Member, files: Mapping[str, Path]) -> Iterator[CheckFinding]:
+    home = member.home()
+    shipped = {path.partition("/")[0].removesuffix(".py") for path in files}
+    requirements = Requirements(member.settings.environment.python)
+    for path, file in files.items():
+        seen = {"corral", *sys.stdlib_module_names, *shipped}
+        for one in read_source(file, _module_name(path)).imports:
+            top = one.name.partition(".")[0]
+            if top in seen or (home is not None and file == home.file and one.within in _others(member)):
                 continue
-            distributions = {_normal(one) for one in owners.get(top, [])}
-            level, why = "warning", ""
-            if not distributions:
-                level, why = "error", ", which is neither local nor installed here"
-            elif hosts_own:
-                why = "; the app names no requirements, so every host must have it"
-            elif not distributions & wanted:
-                why = f" ({', '.join(sorted(distributions))}); the app does not name it"
+            seen.add(top)
+            level, why = _lack(top, requirements, hosts_own=member.settings.environment.is_host)
             if why:
-                yield CheckFinding(level, _place(file, top), f"imports {top}{why}")
+                yield CheckFinding(level, f"{file.name}:{one.line}", f"imports {top}{why}")
 
 
-def _sources(package: Package) -> Iterator[tuple[str, Path]]:
-    for path, file in package.files.items():
-        if isinstance(file, Path) and path.endswith(".py"):
-            yield path, file
+def _lack(top: str, requirements: Requirements, *, hosts_own: bool) -> tuple[str, str]:
+    """Whether the instance may lack the module: a level, and in words why; empty if it has it."""
+    if requirements.bring(top):
+        return "", ""
+    distributions = owners(top)
+    if not distributions and not _is_here(top):
+        if unknown := requirements.unknown():
+            named = ", ".join(unknown)
+            return "warning", f", which is not installed here; whether {named} brings it is not known here"
+        return "error", ", which is neither local nor installed here"
+    if hosts_own:
+        return "warning", "; the app names no requirements, so every host must have it"
+    of = f" ({', '.join(sorted(distributions))})" if distributions else ""
+    return "warning", f"{of}; the app does not name it"
 
 
-def _place(file: Path, top: str) -> str:
-    for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), start=1):
-        if re.search(rf"\b(import|from)\s+{re.escape(top)}\b", line):
-            return f"{file.name}:{number}"
-    return file.name
+def _is_here(top: str) -> bool:
+    """Whether it is installed without a distribution that says so."""
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
 
 
-def _paths(package: Package) -> Iterator[CheckFinding]:
+def _module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _paths(files: Mapping[str, Path]) -> Iterator[CheckFinding]:
     """Paths of this machine that another will not have."""
-    for _, file in _sources(package):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _ABSOLUTE.match(node.value):
-                yield CheckFinding(
-                    "warning",
-                    f"{file.name}:{node.lineno}",
-                    f"names {node.value!r}, which another machine may not have",
-                )
+    for path, file in files.items():
+        for text, line in read_source(file, _module_name(path)).paths:
+            what = f"names {text!r}, which another machine may not have"
+            yield CheckFinding("warning", f"{file.name}:{line}", what)
 
 
 def _by_value(member: Member, package: Package) -> Iterator[CheckFinding]:
@@ -121,7 +134,3 @@ def _attributes(code: Any) -> set[str]:
     """Names that only ever follow a dot are no globals."""
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return set(code.co_names) - names
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

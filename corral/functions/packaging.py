@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from corral.errors import FunctionError
 from corral.functions.member import Member
 from corral.functions.pickling import local_modules_by_value, pickled
 from corral.functions.program import MAIN, ModuleHome, is_installed
+from corral.functions.requirements import Requirements
+from corral.functions.sources import read_source
 
 PICKLE_FILE = "corral_function.pkl"
+# What is more was not meant to travel. `include` may name more.
+MOST_FILES = 5_000
+MOST_BYTES = 64 << 20
+
+
+class CodeTooLarge(FunctionError):
+    """The modules that a function imports are more than travel unasked."""
+
+    def __init__(self, member: Member, largest: str) -> None:
+        super().__init__(
+            f"the local modules that {member.name} imports are more than {MOST_BYTES >> 20} MiB "
+            f"or {MOST_FILES} files; most are of {largest}",
+            hint=f'Install it, and name it in `python=["..."]` of the app: {largest} does not travel then.',
+        )
 
 
 @dataclass
@@ -26,7 +42,7 @@ class Package:
 
 
 def pack(member: Member) -> Package:
-    """CannotEncode or OSError if it cannot travel."""
+    """CannotEncode, CodeTooLarge or OSError if it cannot travel."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     home = member.home()
     if home is None:
@@ -37,12 +53,19 @@ def pack(member: Member) -> Package:
     )
     if member.module == MAIN:
         found.entry["main"] = True
-    found.files.update(_closure(home))
-    for pattern in member.app.include:
-        for file in sorted(home.root.glob(pattern)):
-            if file.is_file():
-                found.files[file.relative_to(home.root).as_posix()] = file
+    found.files.update(modules_of(member, home))
+    found.files.update(included(member, home))
     return found
+
+
+def included(member: Member, home: ModuleHome) -> dict[str, Path]:
+    """The files that the app names itself."""
+    return {
+        file.relative_to(home.root).as_posix(): file
+        for pattern in member.app.include
+        for file in sorted(home.root.glob(pattern))
+        if file.is_file()
+    }
 
 
 def _by_value(member: Member) -> bytes:
@@ -50,9 +73,27 @@ def _by_value(member: Member) -> bytes:
         return pickled(member.target, f"{member.name}()")
 
 
-def _closure(home: ModuleHome) -> Iterator[tuple[str, Path]]:
-    """The module's file and those of every local module that it imports, at its top or within."""
+def modules_of(member: Member, home: ModuleHome, *, but: Collection[str] = ()) -> dict[str, Path]:
+    """The files of its module and of every local module that is imported, at the top or within.
+
+    `but` are functions and classes of its module whose bodies do not count.
+    """
+    found: dict[str, Path] = {}
+    total = 0
+    for path, file in _closure(home, Requirements(member.settings.environment.python), but):
+        found[path] = file
+        total += file.stat().st_size
+        if total > MOST_BYTES or len(found) > MOST_FILES:
+            tops = [one.partition("/")[0].removesuffix(".py") for one in found]
+            raise CodeTooLarge(member, max(tops, key=tops.count))
+    return found
+
+
+def _closure(
+    home: ModuleHome, requirements: Requirements, but: Collection[str]
+) -> Iterator[tuple[str, Path]]:
     seen: set[Path] = set()
+    asked: set[tuple[str, Path]] = set()
     todo = [(home.module, home.file, home.root)]
     while todo:
         name, file, root = todo.pop()
@@ -62,7 +103,20 @@ def _closure(home: ModuleHome) -> Iterator[tuple[str, Path]]:
         yield file.relative_to(root).as_posix(), file
         # A package is imported from its top.
         todo += [(parent, package, root) for parent, package in _packages_of(name, file, root)]
-        todo += [found for one in imports_of(file, name) if (found := find_local(one, root)) is not None]
+        for one in read_source(file, name).imports:
+            if (one.name, root) in asked or (file == home.file and one.within in but):
+                continue
+            asked.add((one.name, root))
+            found = find_local(one.name, root)
+            if found is not None and not _is_brought(one.name, found[2], home, requirements):
+                todo.append(found)
+
+
+def _is_brought(name: str, folder: Path, home: ModuleHome, requirements: Requirements) -> bool:
+    """Whether the instance has it from a requirement. In the app's own folder a module of yours may have a
+    name that some distribution uses as well, such as `tests`."""
+    top = name.partition(".")[0]
+    return requirements.names(top) or (folder != home.root and requirements.bring(top))
 
 
 def _packages_of(name: str, file: Path, root: Path) -> Iterator[tuple[str, Path]]:
@@ -73,51 +127,12 @@ def _packages_of(name: str, file: Path, root: Path) -> Iterator[tuple[str, Path]
             yield ".".join(parts[:end]), package
 
 
-def imports_of(file: Path, name: str) -> list[str]:
-    """Every module that the file names in an import; relative ones are resolved."""
-    try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except SyntaxError:
-        return []
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = _resolved(node, package)
-            if base:
-                # `from a import b` may mean a module a.b.
-                found += [base, *(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")]
-        elif isinstance(node, ast.Call) and (literal := _dynamic(node)) is not None:
-            found.append(literal)
-    return found
-
-
-def _resolved(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".")
-    base = parts[: len(parts) - node.level + 1]
-    return ".".join([*base, *([node.module] if node.module else [])])
-
-
-def _dynamic(node: ast.Call) -> str | None:
-    """`importlib.import_module("a.b")` and `__import__("a")`, where the name is written out."""
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
-        value = node.args[0].value
-        return value if isinstance(value, str) and not value.startswith(".") else None
-    return None
-
-
 def find_local(name: str, root: Path) -> tuple[str, Path, Path] | None:
     """The module's name, file and the folder it is imported from, if it is the user's own."""
     parts = name.split(".")
     for folder in (root, *(Path(entry or os.getcwd()) for entry in sys.path)):
-        if folder != root and is_installed(folder / "x"):
-            continue
         for candidate in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
-            if candidate.is_file() and not is_installed(candidate):
-                return name, candidate.resolve(), folder.resolve()
+            if candidate.is_file():
+                # What comes first on the path is what is imported here.
+                return None if is_installed(candidate) else (name, candidate.resolve(), folder.resolve())
     return None

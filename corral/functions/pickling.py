@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from corral.errors import FunctionError
 from corral.functions.program import MAIN, attribute, is_local, main_name
 
 _registering = threading.Lock()
@@ -19,8 +20,8 @@ _LOOKED_AT = 1 << 16
 _MACHINERY = ("builtins", "copyreg", "cloudpickle", "_codecs")
 
 
-class CannotEncode(TypeError):
-    """Neither form can carry it; the message names the part and its type."""
+class CannotEncode(FunctionError, TypeError):
+    """An argument or a result cannot travel; the message names the part and its type."""
 
 
 def pickled(value: Any, what: str) -> bytes:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MAIN = "__main__"
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,30 @@ def is_local(module: types.ModuleType) -> bool:
 
 
 def is_installed(path: Path) -> bool:
+    """Whether it is of this Python, of any folder of installed packages, or of a distribution beside it."""
     text = os.path.abspath(path)
-    return any(text.startswith(folder + os.sep) for folder in _installed_folders())
+    if any(text.startswith(folder + os.sep) for folder in _installed_folders()):
+        return True
+    if not _PACKAGE_FOLDERS.isdisjoint(text.split(os.sep)):
+        return True
+    # `pip install --target`: a folder of any name, which is on the path.
+    for entry in {os.path.abspath(one) for one in sys.path}:
+        below = text.removeprefix(entry + os.sep)
+        if below != text and below.partition(os.sep)[0].removesuffix(".py") in _owned_in(entry):
+            return True
+    return False
+
+
+@functools.cache
+def _owned_in(folder: str) -> frozenset[str]:
+    """The modules and packages in a folder that distributions there list as theirs."""
+    found: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        if not os.access(record, os.R_OK):
+            continue
+        for line in record.read_text("utf-8", "replace").splitlines():
+            found.add(line.partition(",")[0].strip('"').partition("/")[0].removesuffix(".py"))
+    return frozenset(found)
 
 
 @functools.cache

@@ -11,10 +11,11 @@ from types import ModuleType
 
 import pytest
 
+from corral.functions import sources
 from corral.functions.app import App
 from corral.functions.check import check
 from corral.functions.find_app import find_app
-from corral.functions.packaging import PICKLE_FILE, pack
+from corral.functions.packaging import PICKLE_FILE, CodeTooLarge, pack
 
 
 @pytest.fixture
@@ -22,8 +23,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     yield tmp_path
+    # Not numpy, which cannot be loaded twice.
     for name in set(sys.modules) - before:
-        del sys.modules[name]
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def write(folder: Path, **files: str) -> None:
@@ -31,6 +34,11 @@ def write(folder: Path, **files: str) -> None:
         path = folder / (name.replace("__", "/") + ".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def write_package(folder: Path, name: str, text: str = "") -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(text)
 
 
 APP = 'import corral\napp = corral.App("demo")\n'
@@ -90,6 +98,120 @@ def test_what_is_installed_does_not_travel(project: Path) -> None:
     assert set(pack(load("with_numpy").f.member).files) == {"with_numpy.py"}
 
 
+def distribution(folder: Path, name: str, module: str) -> None:
+    """As an installer puts it there."""
+    write_package(folder, module)
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text(f"{module}/__init__.py,,\n{info.name}/METADATA,,\n")
+
+
+@pytest.mark.parametrize("folder", ["overlay/lib/python3/site-packages", "modules/dist-packages"])
+def test_what_lies_in_a_folder_of_packages_of_another_python_is_installed(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """HOUR-02: `.pth` files and PYTHONPATH lead to packages of an overlay or of an HPC module."""
+    packages = tmp_path_factory.mktemp("python") / folder
+    write_package(packages, "arrays", "import inner_part\n")
+    write(packages, inner_part="")
+    monkeypatch.syspath_prepend(str(packages))
+    write(project, overlaid=APP + "import arrays\n@app.function()\ndef f(): ...\n")
+
+    assert set(pack(load("overlaid").f.member).files) == {"overlaid.py"}
+
+
+def test_what_a_distribution_lists_is_installed_wherever_it_lies(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HOUR-02: `pip install --target`; a module of yours beside it travels."""
+    folder = tmp_path_factory.mktemp("target")
+    distribution(folder, "many-arrays", "arrays")
+    write(folder, mine="")
+    monkeypatch.syspath_prepend(str(folder))
+    write(project, targeted=APP + "import arrays, mine\n@app.function()\ndef f(): ...\n")
+
+    assert set(pack(load("targeted").f.member).files) == {"targeted.py", "mine.py"}
+
+
+def test_what_a_requirement_names_never_travels(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HOUR-02: a checkout on the path; by the name of the requirement, or by what it is known to bring."""
+    installed = tmp_path_factory.mktemp("python") / "site-packages"
+    distribution(installed, "learn-kit", "klearn")
+    checkout = tmp_path_factory.mktemp("checkout")
+    write_package(checkout, "num_like")
+    write_package(checkout, "klearn")
+    write(checkout, own_tools="")
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.syspath_prepend(str(checkout))
+    write(
+        project,
+        named=APP.replace('"demo"', '"demo", python=["Num-Like[fast]==2.*", "learn_kit>=1"]')
+        + "import num_like, klearn, own_tools\n@app.function()\ndef f(): ...\n",
+    )
+
+    assert set(pack(load("named").f.member).files) == {"named.py", "own_tools.py"}
+    assert check(load("named").f.member) == []
+
+
+def test_more_than_travels_unasked_is_refused_with_its_name(project: Path) -> None:
+    """HOUR-02."""
+    write(project, huge_app=APP + "@app.function()\ndef f():\n    import huge\n", huge="")
+    with (project / "huge.py").open("r+b") as file:
+        file.truncate((64 << 20) + 1)
+    member = load("huge_app").f.member
+
+    with pytest.raises(CodeTooLarge, match="most are of huge"):
+        pack(member)
+    (found,) = check(member)
+    assert (found.level, "64 MiB" in found.message) == ("error", True)
+
+
+def test_a_file_is_read_once_for_all_of_its_functions(project: Path) -> None:
+    """HOUR-02: nine functions of one file took eleven minutes."""
+    many = "".join(f"@app.function()\ndef f{n}(): ...\n" for n in range(9))
+    write(project, nine=APP + "import of_nine\n" + many, of_nine="import json\n")
+    members = list(load("nine").app.members.values())
+    before = sources._read.cache_info().misses
+
+    assert [check(one) for one in members] == [[]] * 9
+
+    assert sources._read.cache_info().misses - before == 2
+
+
+def test_what_a_requirement_may_bring_is_no_error(project: Path) -> None:
+    """HOUR-05: it need not be installed here; where the names differ, that is said."""
+    write(
+        project,
+        hour=APP.replace('"demo"', '"demo", python=["humanize-x", "scikit-x"]')
+        + "@app.function()\ndef f():\n    import humanize_x\n    import sklearn_x\n",
+    )
+
+    (found,) = check(load("hour").f.member)
+
+    assert (found.level, found.where) == ("warning", "hour.py:6")
+    assert "imports sklearn_x" in found.message
+    assert "scikit-x" in found.message
+
+
+def test_an_import_within_a_function_is_that_function_s_own(project: Path) -> None:
+    """HOUR-05: also where it is a module of yours that imports what is missing."""
+    write(
+        project,
+        blamed=APP
+        + "@app.function()\ndef f():\n    import lacking_one\n    import uses_other\n"
+        + "@app.function()\ndef g(): ...\n",
+        uses_other="import lacking_two\n",
+    )
+    module = load("blamed")
+
+    assert {one.where for one in check(module.f.member)} == {"blamed.py:5", "uses_other.py:1"}
+    assert check(module.g.member) == []
+    assert "uses_other.py" in pack(module.g.member).files, "g may call f"
+
+
 def test_what_cannot_be_imported_by_name_travels_by_value() -> None:
     """RF-D02, RF-D03: closures and lambdas."""
     app = App("by-value")
@@ -114,14 +236,15 @@ def test_a_method_s_class_may_span_lines(project: Path) -> None:
     assert (made.entry["qualname"], made.entry["is_class"]) == ("Model", True)
 
 
-def test_the_check_names_what_would_be_missing(project: Path) -> None:
+def test_the_check_names_what_would_be_missing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(
         project,
         lacking=APP
         + "import not_installed_anywhere\nimport numpy\nPATH = '/home/me/data'\n"
         + "@app.function()\ndef f(): ...\n",
     )
-    sys.modules["not_installed_anywhere"] = ModuleType("not_installed_anywhere")
+    name = "not_installed_anywhere"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
 
     found = {(one.level, one.where): one.message for one in check(load("lacking").f.member)}
 

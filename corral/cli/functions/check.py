@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import typer
 
 from corral.cli.connect import connect
@@ -13,11 +16,13 @@ from corral.functions.check import CheckFinding
 from corral.functions.check import check as checked
 from corral.functions.member import Member
 
+_SILENT_S = 2.0
+
 
 def check_app(file: File, as_json: AsJson = False) -> None:
     """Say what would be missing on a worker. Exits with 1 if something cannot work."""
     members = members_of(file)
-    found = [(member, finding) for member in members for finding in checked(member)]
+    found = [(member, finding) for member in _with_progress(members) for finding in checked(member)]
     found += [(member, finding) for member in members for finding in _system_findings(member)]
     if as_json:
         render.show_json([{"member": member.name, **vars(finding)} for member, finding in found])
@@ -30,6 +35,15 @@ def check_app(file: File, as_json: AsJson = False) -> None:
         render.show_table(("", "FUNCTION", "WHERE", "WHAT"), table, empty=empty)
     if any(finding.level == "error" for _, finding in found):
         raise typer.Exit(1)
+
+
+def _with_progress(members: list[Member]) -> Iterator[Member]:
+    """Say how far it is, where it takes long."""
+    began = time.monotonic()
+    for place, member in enumerate(members, start=1):
+        if time.monotonic() - began > _SILENT_S:
+            render.note(f"corral: checking {member.name}, {place} of {len(members)}")
+        yield member
 
 
 def _system_findings(member: Member) -> list[CheckFinding]:
