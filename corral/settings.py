@@ -83,6 +83,9 @@ class Settings(BaseModel):
         description="Whether runs are kept from this host's files, its tokens and each other's folders.",
     )
     hide: str = Field("", description="More folders that runs must not see, with colons between.")
+    writable: str = Field(
+        "", description="More folders that isolated runs may write to, with colons between."
+    )
 
     @field_validator("webhook_allow")
     @classmethod
@@ -115,15 +118,22 @@ class Settings(BaseModel):
     @property
     def hidden_from_runs(self) -> list[Path]:
         """Where this machine keeps its tokens, its key and others' files; those of its user too."""
-        named = (Path(folder).expanduser() for folder in self.hide.split(":") if folder)
-        return [
-            self.home,
-            *(folder for folder in (Path("~/.corral").expanduser(), *named) if folder.is_dir()),
-        ]
+        # Through the sockets in the last, other programs of the same user would act for a run.
+        named = (Path("~/.corral"), *_folders(self.hide), Path("/run/user"))
+        there = (folder.expanduser() for folder in named)
+        return [self.home, *(folder for folder in there if folder.is_dir())]
+
+    @property
+    def writable_by_runs(self) -> list[Path]:
+        return [folder.expanduser() for folder in _folders(self.writable)]
 
     @property
     def worker_home(self) -> Path:
         return self.home / "worker"
+
+
+def _folders(text: str) -> list[Path]:
+    return [Path(folder) for folder in text.split(":") if folder]
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:

@@ -85,6 +85,7 @@ SETTINGS: Mapping[str, str] = {
     "isolation": "`auto`: runs are kept from this host's files and each other's where the host allows it; "
     "`require`: the worker does not start where it does not; or `off`.",
     "hide": "More folders that isolated runs must not see, with colons between: `~/.ssh:~/.aws`.",
+    "writable": "More folders that isolated runs may write to, with colons between: `/scratch:/data`.",
     "log_quota_bytes": "The most output that is kept of one run, all its attempts together.",
     "log_retention_s": "How long logs and metrics of ended runs stay.",
     "upload_retention_s": "How long an unfinished upload can be taken up again.",

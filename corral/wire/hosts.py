@@ -88,7 +88,7 @@ class CapabilityReport(Strict):
         None, description="Whether each run sees only its own of the host's files; false: they share a user."
     )
     isolation_note: Annotated[PlainText, Field(max_length=2000)] | None = Field(
-        None, description="Why its runs are not isolated."
+        None, description="Why its runs are not isolated, or what more than usual isolated ones may write to."
     )
     fault: Annotated[PlainText, Field(max_length=2000)] | None = Field(
         None, description="Why it can run nothing at the moment, as its worker found."

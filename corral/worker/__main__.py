@@ -97,7 +97,9 @@ def work(settings: Settings, child_umask: int) -> int:
     link = partial(ServerLink, credential)
     labels = sorted({*own_labels, *identity.labels})
     environ = process_environment()
-    isolation = Isolation.of(settings.isolation, settings.hidden_from_runs, environ)
+    isolation = Isolation.of(
+        settings.isolation, settings.hidden_from_runs, environ, allowed=settings.writable_by_runs
+    )
     if isolation.why_not is not None:
         logger.warning("runs share this host's user: %s", isolation.why_not)
     gpus = GpuProbe(cuda=CUDA if settings.gpu_check == "on" else None)

@@ -6,7 +6,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,7 @@ import pytest
 from support.installation import Installation, installed
 from support.waiting import eventually
 
+from corral.domain.errors import InvalidInput
 from corral.worker.child import view
 from corral.worker.child.process import Child, Command
 from corral.worker.child.shim import prctl
@@ -173,19 +174,12 @@ def test_a_user_without_powers_can_isolate_its_runs_too(folder_of_all: Path) -> 
     (hidden / "secret").write_text("x")
     (mine / "file").write_text("y")
     os.chown(hidden, 65534, 65534)
-    child = os.fork()
-    if child == 0:
-        os.setgroups([])
-        os.setresgid(65534, 65534, 65534)
-        os.setresuid(65534, 65534, 65534)
-        # As after an exec: who has changed its user may else not write to its own /proc.
-        prctl(PR_SET_DUMPABLE, 1)
-        try:
-            view.enter(([str(hidden)], [(str(mine), True)], False))
-            os._exit(0 if [*hidden.iterdir()] == [mine] and (mine / "file").read_text() == "y" else 3)
-        finally:
-            os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def tried() -> bool:
+        view.enter(([str(hidden)], [(str(mine), True)], False))
+        return [*hidden.iterdir()] == [mine] and (mine / "file").read_text() == "y"
+
+    assert as_nobody(tried)
 
 
 def test_what_lies_in_the_hidden_home_of_the_workers_user_is_shared_as_before(tmp_path: Path) -> None:
@@ -202,6 +196,7 @@ def test_what_lies_in_the_hidden_home_of_the_workers_user_is_shared_as_before(tm
     assert (hidden, writable) == ([str(home)], True)
     assert {path: write for path, write in paths if Path(path).is_relative_to(home)} == {
         str(home / ".cache"): True,
+        str(home / ".cache" / "corral" / "git"): False,
         str(home / ".nv"): True,
         str(home / ".triton"): True,
         str(home / "env"): False,
@@ -242,7 +237,8 @@ def test_no_cache_that_runs_share_opens_a_folder_of_corrals(tmp_path: Path, plac
 
     made = Isolation.of("auto", [home], env)
 
-    assert {*made.shared} == {tmp_path / "other" / name for name in (".cache", ".nv", ".triton")}
+    of_the_test = {path for path in made.shared if path.is_relative_to(tmp_path)}
+    assert of_the_test == {tmp_path / "other" / name for name in (".cache", ".nv", ".triton")}
 
 
 def test_a_link_that_a_run_leaves_in_a_cache_is_not_followed_by_the_worker(tmp_path: Path) -> None:
@@ -258,6 +254,157 @@ def test_a_link_that_a_run_leaves_in_a_cache_is_not_followed_by_the_worker(tmp_p
 
     assert elsewhere not in made.shared
     assert home / ".cache" in made.shared
+
+
+# Prints what it could change, by the name of the way.
+VANDAL = """
+import ctypes, json, os, pathlib, subprocess, sys
+changed = []
+def change(way):
+    changed.extend(f"{way} {place}" for place in sys.argv[1:] if os.access(place, os.W_OK))
+change("plainly")
+folders = sorted({str(p if p.is_dir() else p.parent) for p in map(pathlib.Path, sys.argv[1:])})
+for folder in [*folders, "/"]:
+    subprocess.run(["mount", "-o", "remount,bind,rw", folder], capture_output=True)
+change("remounted")
+if os.environ.get("DEEPER") is None:
+    env = {**os.environ, "DEEPER": "1"}
+    again = [sys.executable, __file__, *sys.argv[1:]]
+    done = subprocess.run(["unshare", "-Urm", *again], env=env, capture_output=True, text=True)
+    changed += ["deeper " + one for one in json.loads(done.stdout or "[]")]
+with open("/proc/self/status") as status:
+    gains = [line.split()[1] for line in status if line.startswith("NoNewPrivs")]
+if gains != ["1"]:
+    changed.append("gains rights")
+for folder in ("/tmp", "/dev/shm", "."):
+    (pathlib.Path(folder) / f"own-{os.getpid()}").write_text("x")
+    (pathlib.Path(folder) / f"own-{os.getpid()}").unlink()
+open("/dev/null", "w").write("x")
+print(json.dumps(changed))
+"""
+
+
+def test_a_run_changes_nothing_outside_but_what_all_may_write_to(isolated: Installation) -> None:
+    """ATK-03: not Corral's own code, not the home of its user, not by mounting anew; it gains no rights."""
+    isolated.write("vandal.py", VANDAL)
+    code = Path(view.__file__)
+    own = [code, code.parent, Path(sys.prefix), Path(sys.base_prefix), Path.home()]
+    places = [
+        *map(str, own),
+        "/etc",
+        "/etc/passwd",
+        "/usr",
+        "/var",
+        "/dev",
+        "/",
+        "/proc/sys/kernel/core_pattern",
+    ]
+
+    done = isolated.ok("run", "--code", ".", "--", sys.executable, "vandal.py", *places)
+
+    assert json.loads(done) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_user_without_powers_is_kept_from_writing_too(
+    tmp_path: Path, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATK-03: to what its user owns; also on a system that lacks the newer calls."""
+    if one_by_one:
+        monkeypatch.setattr(view, "_has_tree_calls", lambda _: False)
+    outside, mine, hidden = (tmp_path / name for name in ("outside", "mine", "hidden"))
+    for path in (outside, mine, hidden):
+        path.mkdir()
+        os.chown(path, 65534, 65534)
+    (outside / "given").mkdir()
+    (mine / "given").mkdir()
+    (hidden / "secret").write_text("x")
+    for path in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
+        path.chmod(0o755)
+    for path in (outside / "given", mine / "given"):
+        os.chown(path, 65534, 65534)
+
+    def writes(path: Path) -> bool:
+        try:
+            (path / "planted").write_text("x")
+        except OSError:
+            return False
+        return True
+
+    def tried() -> bool:
+        shown = [(str(mine), True), (str(mine / "given"), False), (str(hidden / "deep"), True)]
+        view.enter(([str(hidden)], shown, False))
+        kept = (outside, outside / "given", mine / "given", hidden, tmp_path)
+        return writes(mine) and not any(map(writes, kept)) and not [*hidden.iterdir()]
+
+    assert as_nobody(tried)
+    assert (mine / "planted").exists()
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_mount_in_what_can_only_be_read_can_only_be_read(
+    tmp_path: Path, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATK-03: the mounts below a folder are as it is."""
+    if one_by_one:
+        monkeypatch.setattr(view, "_has_tree_calls", lambda _: False)
+
+    def tried() -> bool:
+        view.enter(([], [("/dev/shm", False)], False))
+        return not os.access("/dev/shm", os.W_OK) and not os.access("/sys/fs/cgroup", os.W_OK)
+
+    assert in_a_process(tried)
+
+
+def in_a_process(act: Callable[[], bool]) -> bool:
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if act() else 3)
+        finally:
+            os._exit(4)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def as_nobody(act: Callable[[], bool]) -> bool:
+    def become() -> bool:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        # As after an exec: who has changed its user may else not write to its own /proc.
+        prctl(PR_SET_DUMPABLE, 1)
+        return act()
+
+    return in_a_process(become)
+
+
+def test_an_operator_may_let_runs_write_to_more_and_the_host_says_so(tmp_path: Path) -> None:
+    """ATK-03: CORRAL_WRITABLE, with what lies in a home that runs cannot write to."""
+    home, data = tmp_path / "user", tmp_path / "user" / "data"
+    data.mkdir(parents=True)
+    with installed(
+        tmp_path / "home", HOME=str(home), CORRAL_WRITABLE=str(data), CORRAL_ISOLATION="require"
+    ) as made:
+        assert made.python(f"open({str(data / 'rows')!r}, 'w').write('x')").returncode == 0
+        refused = made.python(f"open({str(home / '.bashrc')!r}, 'w').write('x')")
+        (host,) = made.json("hosts", "ls")
+        shown = made.ok("hosts", "show", host["name"])
+
+    assert "Read-only file system" in refused.stdout + refused.stderr
+    assert (data / "rows").read_text() == "x"
+    assert not (home / ".bashrc").exists()
+    assert f"all may write to {data}" in shown
+
+
+@pytest.mark.parametrize("named", ["user", "user/corral", "user/corral/worker"])
+def test_a_folder_that_would_let_runs_out_is_not_theirs_to_write_to(tmp_path: Path, named: str) -> None:
+    """ATK-03: one that holds the home of the worker's user, is Corral's or lies in what Corral keeps."""
+    home = tmp_path / "user"
+    (home / "corral" / "worker").mkdir(parents=True)
+
+    with pytest.raises(InvalidInput, match=r"CORRAL_WRITABLE names .*: runs could leave"):
+        Isolation.of("auto", [home / "corral"], {"HOME": str(home)}, allowed=[tmp_path / named])
 
 
 @pytest.fixture

@@ -168,7 +168,8 @@ def _isolation(has: CapabilityReport) -> str | None:
     if has.isolated is None:
         return None
     if has.isolated:
-        return "each run sees only its own files of the worker's"
+        more = f"; {has.isolation_note}" if has.isolation_note else ""
+        return f"each run sees only its own files of the worker's{more}"
     return f"runs share this host's user: {has.isolation_note}"
 
 

@@ -42,7 +42,8 @@ class Capability:
     corral: str | None = None
     # Why the GPUs are unknown, or which were left out.
     gpu_note: str | None = None
-    # Whether each run sees only its own of the host's files, and why not; None is unknown.
+    # Whether each run sees only its own of the host's files; None is unknown. Why not, or what more than
+    # usual it may write to.
     isolated: bool | None = None
     isolation_note: str | None = None
     # Why it can run nothing at the moment, as its worker found; None if all is well.

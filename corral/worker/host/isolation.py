@@ -1,4 +1,4 @@
-"""Whether runs of this host can be kept from its other files, and what each of them is shown."""
+"""Whether runs of this host can be kept from its other files, and what each of them sees and may change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import corral
-from corral.domain.errors import CorralError
+from corral.domain.errors import CorralError, InvalidInput
 from corral.worker.child import view
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ _SHARED = (
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TMPDIR"),
 )
 _AT_HOME = (".cache", ".nv", ".triton")
+# What every program may write to, as it may without isolation.
+_COMMON = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/dev/pts", "/dev/hugepages")
 # What Corral keeps in its home: no cache that runs share may lie there.
 _OWN_FOLDERS = frozenset(
     {
@@ -34,7 +37,8 @@ _OWN_FOLDERS = frozenset(
 )
 _TRY = (
     "import os, sys; sys.path.append(sys.argv[1]); import view; "
-    "view.enter(([sys.argv[2]], [], False)); sys.exit(os.path.exists(sys.argv[2] + '/secret'))"
+    "view.enter(([sys.argv[2]], [], False)); "
+    "sys.exit(os.path.exists(sys.argv[2] + '/secret') or os.access(os.path.dirname(sys.argv[2]), os.W_OK))"
 )
 
 
@@ -48,7 +52,7 @@ class CannotIsolate(CorralError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """`why_not` is None where each run sees only its own of the folders in `hidden`.
+    """`why_not` is None where each run sees only its own of the folders in `hidden`, and changes few others.
 
     All of it is settled when the worker starts, from the worker's own environment: what a run sets for itself
     has no say in what it is shown.
@@ -56,14 +60,28 @@ class Isolation:
 
     hidden: tuple[Path, ...]
     why_not: str | None = None
-    # Caches that every run may write to.
+    # What every run may write to, and of that what the operator named.
     shared: tuple[Path, ...] = ()
+    allowed: tuple[Path, ...] = ()
+    # What none may write to, also where it lies in what all may write to.
+    kept: tuple[Path, ...] = ()
     # Whether the worker's user is at home in a hidden folder, and so needs one that it can write to.
     at_home: bool = False
 
     @classmethod
-    def of(cls, mode: str, hidden: Iterable[Path], environ: Mapping[str, str]) -> Isolation:
-        """`mode` is auto, off or require. CannotIsolate if it is required and this host does not allow it."""
+    def of(
+        cls,
+        mode: str,
+        hidden: Iterable[Path],
+        environ: Mapping[str, str],
+        *,
+        allowed: Iterable[Path] = (),
+    ) -> Isolation:
+        """`mode` is auto, off or require; `allowed` are folders that runs may write to.
+
+        CannotIsolate if it is required and this host does not allow it, InvalidInput if what is allowed would
+        let runs out of the isolation.
+        """
         folders = _outermost(map(_real, hidden))
         if mode == "off":
             return cls(folders, "CORRAL_ISOLATION is off")
@@ -75,34 +93,66 @@ class Isolation:
             return cls(folders, why_not)
         home = _real(Path(environ.get("HOME") or "/"))
         at_home = any(home.is_relative_to(folder) for folder in folders)
-        return cls(folders, shared=_shared_caches(folders, environ, home), at_home=at_home)
+        guarded = (*folders, *map(_real, _own_code()), home)
+        named = _allowed(guarded, allowed)
+        shared = (*_common(), *named, *_shared_caches(guarded, environ, home))
+        kept = _kept(environ, home)
+        return cls(folders, None, shared, named, kept if at_home else (*kept, home), at_home)
+
+    @property
+    def note(self) -> str | None:
+        """What one who looks at the host should know beside whether its runs are isolated."""
+        if self.why_not is not None or not self.allowed:
+            return self.why_not
+        return f"all may write to {', '.join(map(str, self.allowed))}"
 
     def view(self, *, mine: Iterable[Path], given: Iterable[Path]) -> view.View | None:
         """For a child that may write to `mine` and read `given`; None where it sees everything."""
         if self.why_not is not None:
             return None
-        shown = [*((path, False) for path in (*given, *_own_code()))]
-        shown += [(path, True) for path in (*mine, *self.shared)]
-        covered = {str(_real(path)): write for path, write in shown if self._hides(_real(path))}
-        # A folder before what lies in it, or it would be mounted over it.
-        return [str(folder) for folder in self.hidden], sorted(covered.items()), self.at_home
+        read = [path for path in map(_real, (*given, *self.kept, *_own_code())) if self._opened(path)]
+        write = [*map(_real, mine), *self.shared]
+        shown = {**{str(path): False for path in read}, **{str(path): True for path in write}}
+        return [str(folder) for folder in self.hidden], sorted(shown.items()), self.at_home
 
-    def _hides(self, path: Path) -> bool:
-        return any(path != folder and path.is_relative_to(folder) for folder in self.hidden)
+    def _opened(self, path: Path) -> bool:
+        """Whether it would be covered, or could be written to, if it were not shown by itself."""
+        return any(path != folder and path.is_relative_to(folder) for folder in (*self.hidden, *self.shared))
 
 
-def _shared_caches(hidden: tuple[Path, ...], environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+def _allowed(guarded: tuple[Path, ...], named: Iterable[Path]) -> tuple[Path, ...]:
+    found = _outermost(map(_real, named))
+    for path in found:
+        if why := _opens(path, guarded):
+            raise InvalidInput(
+                f"CORRAL_WRITABLE names {path}, which {why}: runs could leave their isolation",
+                hint="Name folders for data alone, with colons between: /scratch:/data.",
+            )
+    return found
+
+
+def _kept(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+    """What Corral's own commands take from the caches and trust."""
+    clones = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "corral" / "git"
+    with suppress(OSError):
+        clones.mkdir(parents=True, exist_ok=True)
+    return (clones,)
+
+
+def _shared_caches(guarded: tuple[Path, ...], environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
     """Made if they are missing. One that would open what is Corral's is left out, and the log says so."""
     named = {name: Path(environ[name]) for name in _SHARED if os.path.isabs(environ.get(name, ""))}
     named |= {f"~/{name}": home / name for name in _AT_HOME}
-    # What lies in another cache is shown with it. It is not followed on its own: a run could have put a link
-    # in its place, which leads anywhere.
-    outer = _outermost(Path(os.path.abspath(path)) for path in named.values())
+    # What lies in another cache, or where all may write, is shown with it. It is not followed on its own: a
+    # run could have put a link in its place, which leads anywhere.
+    plain = [Path(os.path.abspath(path)) for path in named.values()]
+    open_to_all = [path for path in _common() if not any(one.is_relative_to(path) for one in guarded)]
+    outer = _outermost([*plain, *open_to_all])
     found = []
     for name, path in named.items():
         if Path(os.path.abspath(path)) not in outer:
             continue
-        if why := _opens(_real(path), hidden):
+        if why := _opens(_real(path), guarded):
             logger.warning("%s is %s, which %s: runs do not share it", name, path, why)
             continue
         try:
@@ -114,14 +164,18 @@ def _shared_caches(hidden: tuple[Path, ...], environ: Mapping[str, str], home: P
     return _outermost(found)
 
 
-def _opens(path: Path, hidden: Iterable[Path]) -> str | None:
+def _opens(path: Path, guarded: Iterable[Path]) -> str | None:
     """How a folder that runs may write to would open one that is kept from them; None if it would not."""
-    for folder in hidden:
+    for folder in guarded:
         if folder.is_relative_to(path):
             return f"holds {folder}"
         if path.is_relative_to(folder) and path.relative_to(folder).parts[0] in _OWN_FOLDERS:
             return f"lies in {folder / path.relative_to(folder).parts[0]}"
     return None
+
+
+def _common() -> list[Path]:
+    return [_real(Path(path)) for path in _COMMON]
 
 
 def _real(path: Path) -> Path:
@@ -144,7 +198,9 @@ def try_it() -> str | None:
     """Cover a folder in a process of its own: why that is not possible here, or None if it is."""
     if sys.platform != "linux":
         return "only Linux can do it"
-    with tempfile.TemporaryDirectory(prefix="corral-") as folder:
+    with tempfile.TemporaryDirectory(prefix="corral-") as outer:
+        folder = os.path.join(outer, "hidden")
+        os.mkdir(folder)
         Path(folder, "secret").touch()
         asked = [sys.executable, "-I", "-S", "-c", _TRY, os.path.dirname(view.__file__), folder]
         try:
@@ -154,4 +210,4 @@ def try_it() -> str | None:
     if done.returncode == 0:
         return None
     said = done.stderr.strip().splitlines()
-    return said[-1].partition("] ")[2] or said[-1] if said else "a cover did not hide what lies below it"
+    return said[-1].partition("] ")[2] or said[-1] if said else "a cover did not hold"

@@ -119,7 +119,7 @@ class HostProbe:
             corral=build(),
             gpu_note=found.note,
             isolated=None if self.isolation is None else self.isolation.why_not is None,
-            isolation_note=None if self.isolation is None else self.isolation.why_not,
+            isolation_note=None if self.isolation is None else self.isolation.note,
         )
 
     def _free(self, found: GpuSurvey) -> FreeResources:
