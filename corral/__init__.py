@@ -25,7 +25,7 @@ _PUBLIC = {
     "corral.functions.function": "AsyncFunction Function Generator",
     "corral.functions.importing": "CallWhileImporting",
     "corral.functions.options": "Batch Cron Period Retries",
-    "corral.functions.packaging": "CodeTooLarge",
+    "corral.functions.packaging.package": "CodeTooLarge",
     "corral.functions.pickling": "CannotEncode",
     "corral.functions.volumes": "Volume",
 }

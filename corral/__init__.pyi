@@ -55,7 +55,7 @@ from corral.functions.options import Batch as Batch
 from corral.functions.options import Cron as Cron
 from corral.functions.options import Period as Period
 from corral.functions.options import Retries as Retries
-from corral.functions.packaging import CodeTooLarge as CodeTooLarge
+from corral.functions.packaging.package import CodeTooLarge as CodeTooLarge
 from corral.functions.pickling import CannotEncode as CannotEncode
 from corral.functions.volumes import Volume as Volume
 from corral.version import __version__ as __version__

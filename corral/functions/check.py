@@ -13,9 +13,9 @@ from typing import Any
 
 from corral.functions import serialize as codec
 from corral.functions.member import Member
-from corral.functions.packaging import CodeTooLarge, Package, included, modules_of, pack
-from corral.functions.requirements import Requirements, owners
-from corral.functions.sources import read_source
+from corral.functions.packaging.package import CodeTooLarge, Package, included, modules_of, pack
+from corral.functions.packaging.requirements import PythonRequirements, owners
+from corral.functions.packaging.sources import read_source
 from corral.functions.web_routes import route_problems
 
 
@@ -59,7 +59,7 @@ def _others(member: Member) -> set[str]:
 def _imports(member: Member, files: Mapping[str, Path]) -> Iterator[CheckFinding]:
     home = member.home()
     shipped = {path.partition("/")[0].removesuffix(".py") for path in files}
-    requirements = Requirements(member.settings.environment.python)
+    requirements = PythonRequirements(member.settings.environment.python)
     for path, file in files.items():
         seen = {"corral", *sys.stdlib_module_names, *shipped}
         for one in read_source(file, _module_name(path)).imports:
@@ -72,7 +72,7 @@ def _imports(member: Member, files: Mapping[str, Path]) -> Iterator[CheckFinding
                 yield CheckFinding(level, f"{file.name}:{one.line}", f"imports {top}{why}")
 
 
-def _lack(top: str, requirements: Requirements, *, hosts_own: bool) -> tuple[str, str]:
+def _lack(top: str, requirements: PythonRequirements, *, hosts_own: bool) -> tuple[str, str]:
     """Whether the instance may lack the module: a level, and in words why; empty if it has it."""
     if requirements.bring(top):
         return "", ""

@@ -26,7 +26,7 @@ from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, P
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.importing import refuse_unguarded
 from corral.functions.member import Member
-from corral.functions.packaging import Package, pack
+from corral.functions.packaging.package import Package, pack
 from corral.functions.program import share_main
 from corral.functions.serialize import Pieces, as_text, from_text, whole
 from corral.functions.web_routes import route_problems

@@ -19,7 +19,7 @@ from calls import functions_for_tests as pier
 from calls.conftest import Scene
 from corral.functions import backend
 from corral.functions import serialize as codec
-from corral.functions.packaging import pack
+from corral.functions.packaging.package import pack
 from corral.instance.load import CannotLoad, load
 
 pytestmark = pytest.mark.timeout(170)

@@ -11,11 +11,11 @@ from types import ModuleType
 
 import pytest
 
-from corral.functions import sources
 from corral.functions.app import App
 from corral.functions.check import check
 from corral.functions.find_app import find_app
-from corral.functions.packaging import PICKLE_FILE, CodeTooLarge, pack
+from corral.functions.packaging import sources
+from corral.functions.packaging.package import PICKLE_FILE, CodeTooLarge, pack
 
 
 @pytest.fixture

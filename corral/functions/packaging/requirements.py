@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 _NAMED = re.compile(r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?=$|[\[<>=!~;@,(\s])")
 
 
-class Requirements:
+class PythonRequirements:
     """`distributions` are those that the lines name; `unknown` the lines whose modules nobody here knows."""
 
     def __init__(self, lines: Sequence[str]) -> None:

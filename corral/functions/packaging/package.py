@@ -11,10 +11,10 @@ from typing import Any
 
 from corral.errors import FunctionError
 from corral.functions.member import Member
+from corral.functions.packaging.requirements import PythonRequirements
+from corral.functions.packaging.sources import read_source
 from corral.functions.pickling import local_modules_by_value, pickled
 from corral.functions.program import MAIN, ModuleHome, is_installed
-from corral.functions.requirements import Requirements
-from corral.functions.sources import read_source
 
 PICKLE_FILE = "corral_function.pkl"
 # What is more was not meant to travel. `include` may name more.
@@ -80,7 +80,7 @@ def modules_of(member: Member, home: ModuleHome, *, but: Collection[str] = ()) -
     """
     found: dict[str, Path] = {}
     total = 0
-    for path, file in _closure(home, Requirements(member.settings.environment.python), but):
+    for path, file in _closure(home, PythonRequirements(member.settings.environment.python), but):
         found[path] = file
         total += file.stat().st_size
         if total > MOST_BYTES or len(found) > MOST_FILES:
@@ -90,7 +90,7 @@ def modules_of(member: Member, home: ModuleHome, *, but: Collection[str] = ()) -
 
 
 def _closure(
-    home: ModuleHome, requirements: Requirements, but: Collection[str]
+    home: ModuleHome, requirements: PythonRequirements, but: Collection[str]
 ) -> Iterator[tuple[str, Path]]:
     seen: set[Path] = set()
     asked: set[tuple[str, Path]] = set()
@@ -112,7 +112,7 @@ def _closure(
                 todo.append(found)
 
 
-def _is_brought(name: str, folder: Path, home: ModuleHome, requirements: Requirements) -> bool:
+def _is_brought(name: str, folder: Path, home: ModuleHome, requirements: PythonRequirements) -> bool:
     """Whether the instance has it from a requirement. In the app's own folder a module of yours may have a
     name that some distribution uses as well, such as `tests`."""
     top = name.partition(".")[0]
