@@ -98,11 +98,13 @@ class FastHttpProtocol(HttpToolsProtocol):
         self._parsed = False
         self._refused = False
         self._unsent: int | None = None
+        self.body_bytes = 0
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._gate is not None:
             self._gate.waiting.discard(self)
+            self._gate.bodies.discard(self)
         super().connection_lost(exc)
 
     def hang_up(self) -> None:
@@ -118,6 +120,8 @@ class FastHttpProtocol(HttpToolsProtocol):
         elif self._head_is_open or self._is_idle():
             # Idle although bytes came: those of a body that was answered before its end, or empty lines.
             self._wait()
+        elif self.cycle.more_body and self._gate is not None and not self._corked.is_closing():
+            self._gate.bodies.add(self, self.loop)
 
     def _wait(self) -> None:
         if self._gate is not None and not self._corked.is_closing():
@@ -188,14 +192,19 @@ class FastHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._parsed = True
+        self.body_bytes += len(body)
         super().on_body(body)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_idle() and not self._is_known():
+        if self._is_idle() and not self.is_known():
             self._wait()
 
-    def _is_known(self) -> bool:
+    def is_awaited(self) -> bool:
+        """Whether more of a body can come: it may be the sender that waits for us."""
+        return not (self.flow.read_paused or getattr(self.cycle, "waiting_for_100_continue", False))
+
+    def is_known(self) -> bool:
         """Whether the last request came with a good token."""
         last: object = self.cycle
         return isinstance(last, FastExchange) or self.cycle.scope["state"].get("token") is not None
@@ -215,6 +224,8 @@ class FastHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._parsed = True
+        if self._gate is not None:
+            self._gate.bodies.discard(self)
         exchange: object = self.cycle
         # Whole already if this is the end of another request, which uvicorn keeps behind it or drops.
         whole_now = isinstance(exchange, FastExchange) and exchange.more_body

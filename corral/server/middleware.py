@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,22 +22,26 @@ from corral.domain.errors import (
     InvalidInput,
     RateLimited,
     RepeatedField,
-    TooLarge,
     Unauthenticated,
 )
 from corral.domain.ids import TokenId
 from corral.domain.protocol import CLIENT_HEADER, PROTOCOL, SERVER_HEADER, parse_protocol
 from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
+from corral.server.coming_bodies import ComingBodies
 from corral.server.connections import WaitingConnections
 from corral.server.errors import render
 from corral.server.json_bodies import checked
 from corral.server.rate_limits import RateLimits, is_vital, origin_key
+from corral.server.request_bodies import checked_at_end, is_blob, limited
 from corral.server.services import Services
 from corral.version import __version__
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 _WEB = "/v1/web/"
+_MAY_END_TOKENS = ("/v1/tokens", "/v1/hosts")
+# What takes longer was waited for.
+LONG_S = 1.0
 # What they say must hold for everyone who reads the request: of two, one reader takes the first and another
 # the last.
 _ONCE = frozenset({b"content-type", b"content-length", b"transfer-encoding", b"authorization"})
@@ -45,6 +50,39 @@ VERSION_HEADERS = (
     (b"corral-version", __version__.encode()),
     (SERVER_HEADER.encode(), str(PROTOCOL).encode()),
 )
+
+
+class _Answer:
+    """An answer on its way out: `is_good` is asked at its start, and may give another in its place."""
+
+    def __init__(self, scope: Scope, send: Send, is_good: Callable[[_Answer], Awaitable[bool]]) -> None:
+        self.scope = scope
+        self.status = 500
+        self.watched = ExitStack()
+        self._began = time.perf_counter()
+        self._send = send
+        self._is_good = is_good
+        self._is_replaced = False
+
+    def was_waited_for(self) -> bool:
+        """A refusal tells nothing, and a call that ended its own token still gets its answer."""
+        took_s = time.perf_counter() - self._began
+        return took_s > LONG_S and self.status < 400 and not self.scope["path"].startswith(_MAY_END_TOKENS)
+
+    async def send(self, message: Message) -> None:
+        if self._is_replaced:
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if not await self._is_good(self):
+                self._is_replaced = True
+                return
+            message["headers"] = [*message["headers"], *VERSION_HEADERS]
+        await self._send(message)
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
 
 
 class Gate:
@@ -57,25 +95,17 @@ class Gate:
         self._wrong = RateLimits(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
         self._open = RateLimits(limits.open_rate, max(1, round(10 * limits.open_rate)))
         self.waiting = WaitingConnections(head_s=limits.head_s, most_per_origin=limits.waiting_per_address)
+        self.bodies = ComingBodies(
+            idle_s=limits.body_idle_s, least_rate=limits.body_rate, stranger_s=limits.public_body_s
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 500
-        watched = ExitStack()
+        answer = _Answer(scope, send, self._still_good)
         state = scope.setdefault("state", {})
-
-        async def count(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                # From here on: a call that ends its own token still gets its answer.
-                watched.enter_context(self._watched(state))
-                message["headers"] = [*message["headers"], *VERSION_HEADERS]
-            await send(message)
-
         try:
             _refuse_repeated(scope)
             state["token"] = token = await self._authenticate(scope)
@@ -85,15 +115,43 @@ class Gate:
             elif is_web(scope["path"]):
                 self._count_stranger(scope)
             _refuse_nul(scope)
-            limited = _limit(scope, receive, self._services.limits.max_body_bytes)
-            limited = await checked(scope, limited, self._services.in_thread)
+            body = await checked(scope, self._body(scope, receive, token), self._services.in_thread)
         except CorralError as error:
-            await render(error)(scope, receive, count)
+            await render(error)(scope, receive, answer.send)
         else:
-            await self._let_in(scope, limited, count)
+            await self._let_in(scope, body, answer.send)
         finally:
-            watched.close()
-            self._services.counters.request(scope["method"], status, time.perf_counter() - began)
+            answer.watched.close()
+            self._services.counters.request(scope["method"], answer.status, time.perf_counter() - began)
+
+    async def _still_good(self, answer: _Answer) -> bool:
+        """Whether it may go out. From here on it is cut off when its token ends."""
+        state = answer.scope["state"]
+        token = state.get("token")
+        if token is not None and answer.was_waited_for():
+            try:
+                await self._check_again(token)
+            except Unauthenticated as error:
+                await render(error)(answer.scope, _nothing, answer.send)
+                return False
+        answer.watched.enter_context(self._watched(state))
+        return True
+
+    def _body(self, scope: Scope, receive: Receive, token: Token | None) -> Receive:
+        if not is_blob(scope):
+            receive = limited(scope, receive, self._services.limits.max_body_bytes)
+        return receive if token is None else checked_at_end(receive, partial(self._check_again, token))
+
+    async def _check_again(self, token: Token) -> None:
+        """Unauthenticated if it has ended since it was shown."""
+        cache = self._services.token_cache
+        if cache.get(token.id) is not None:
+            return
+        now, mark = self._services.clock.now(), cache.mark
+        found = await self._services.store.read(lambda tx: tx.tokens.get(token.id))
+        if found is None or not found.holds(now):
+            raise Unauthenticated("the token was revoked or has expired while the request was under way")
+        cache.remember(found, mark, now)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = _short_call(scope)
@@ -124,10 +182,13 @@ class Gate:
         began = time.perf_counter()
         try:
             self._count_call(token, call.path)
-        except RateLimited as error:
-            reply = express.of_response(render(error))
-        else:
+            await self._check_again(token)
             reply = await express.answer(call, self._services, token, body, gone)
+            if time.perf_counter() - began > LONG_S:
+                # It waited for something that its caller may not be told any more.
+                await self._check_again(token)
+        except (RateLimited, Unauthenticated) as error:
+            reply = express.of_response(render(error))
         self._services.counters.request("POST", reply.status, time.perf_counter() - began)
         return reply
 
@@ -261,31 +322,3 @@ def _refuse_nul(scope: Scope) -> None:
     """No id, name or cursor holds NUL, and Postgres takes it in no text."""
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
         raise InvalidInput("the address holds a NUL byte", hint="Check the id or name.")
-
-
-def _limit(scope: Scope, receive: Receive, limit: int) -> Receive:
-    """Refuse a body that is announced as too large; stop reading one that turns out to be."""
-    if _is_blob(scope):
-        return receive
-    length = next((value for name, value in scope["headers"] if name == b"content-length"), None)
-    message = f"the body is larger than {limit} bytes"
-    if length is not None and (not length.isdigit() or int(length) > limit):
-        raise TooLarge(message)
-    seen = 0
-
-    async def limited() -> Message:
-        nonlocal seen
-        part = await receive()
-        seen += len(part.get("body", b""))
-        if seen > limit:
-            raise TooLarge(message)
-        return part
-
-    return limited
-
-
-def _is_blob(scope: Scope) -> bool:
-    """Blobs are streamed to disk and have a limit of their own."""
-    parts = scope["path"].split("/")
-    named = len(parts) == 6 and parts[2] in ("projects", "leases") and parts[4] == "blobs"
-    return scope["method"] == "PUT" and named

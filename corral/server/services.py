@@ -51,6 +51,11 @@ class RequestLimits:
     # How long a request's head may take, and how many connections of an address may wait to send one.
     head_s: float = 10.0
     waiting_per_address: int = 1000
+    # How long a body may rest, how many bytes a second it must have over a minute, and how long one may take
+    # in all whose caller has no token.
+    body_idle_s: float = 30.0
+    body_rate: float = 1024.0
+    public_body_s: float = 30.0
 
 
 @dataclass

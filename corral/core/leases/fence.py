@@ -12,7 +12,7 @@ from corral.core.queue.fair_share import Shares
 from corral.core.runs.dependencies import move
 from corral.core.runs.retry import retry_or_fail
 from corral.core.runs.stop import settle_stop
-from corral.domain.errors import LeaseLost, NotFound, found
+from corral.domain.errors import Forbidden, LeaseLost, NotFound, found
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
@@ -39,10 +39,14 @@ def fence(tx: Tx, key: LeaseKey, *, now: float, policy: ServerPolicy) -> tuple[L
 
 def held(tx: Tx, key: LeaseKey) -> tuple[Run, Lease]:
     """The lease and its run, so that nobody closes it while we look. A host sees only its own leases."""
-    both = tx.leases.hold(key.id)
-    if both is None or both[1].host_id != key.host_id:
+    mine = tx.leases.hold_of_host(key.id, key.host_id)
+    if mine is None:
         raise _not_yours(key.id)
-    return both
+    run, lease, revoked_at = mine
+    if revoked_at is not None:
+        # It was let in before it was revoked, and what it sent came after that.
+        raise Forbidden(f"host {key.host_id} is revoked", hint="Stop the child, and enrol the host again.")
+    return run, lease
 
 
 def check_held(

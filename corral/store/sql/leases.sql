@@ -9,6 +9,11 @@ SELECT <lease> FROM leases WHERE id = :id;
 SELECT <r.run>, <l.lease> FROM leases AS l JOIN runs AS r ON r.id = l.run_id
 WHERE l.id = :id /*lock FOR UPDATE OF r, l */;
 
+-- name: lease_hold_of_host
+SELECT <r.run>, <l.lease>, h.revoked_at
+FROM leases AS l JOIN runs AS r ON r.id = l.run_id LEFT JOIN hosts AS h ON h.id = l.host_id
+WHERE l.id = :id AND l.host_id = :host_id /*lock FOR UPDATE OF r, l */;
+
 -- name: lease_lock_runs
 SELECT COUNT(*) /*lock FROM (
     SELECT r.id FROM runs AS r JOIN leases AS l ON l.run_id = r.id

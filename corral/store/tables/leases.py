@@ -29,6 +29,14 @@ class SqlLeases(Table):
         width = len(RUN.columns)
         return None if row is None else (RUN.read(row[:width]), LEASE.read(row[width:]))
 
+    def hold_of_host(self, lease_id: LeaseId, host_id: HostId) -> tuple[Run, Lease, float | None] | None:
+        """As `hold`, if it is this host's; and when the host was revoked."""
+        row = self._db.one("lease_hold_of_host", {"id": lease_id, "host_id": host_id})
+        if row is None:
+            return None
+        width = len(RUN.columns)
+        return RUN.read(row[:width]), LEASE.read(row[width:-1]), row[-1]
+
     def lock_runs(self, ids: Iterable[LeaseId]) -> None:
         """Lock the runs of these leases, in the order of `runs.lock_all`."""
         self._db.one("lease_lock_runs", {"ids": json.dumps([*ids])})
