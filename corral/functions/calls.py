@@ -15,7 +15,7 @@ from corral.functions.pickling import types_in
 R = TypeVar("R")
 _POLL_S = 30.0
 # The first is short: then whoever waits can be told for what.
-_FIRST_S = 5.0
+_FIRST_S = 3.0
 logger = logging.getLogger("corral")
 
 
@@ -53,7 +53,12 @@ class Call(Generic[R]):
 
     def result(self, timeout: float | None = None) -> R:
         """What the function returned or raised. NotFinished after `timeout` seconds; 0 only looks."""
-        value: R = value_of(self._ended(timeout), self._name, allow_pickle=self._allow_pickle)
+        try:
+            seen = self._ended(timeout)
+        except KeyboardInterrupt:
+            # Anew, without the frames of the wait; the call goes on.
+            raise KeyboardInterrupt from None
+        value: R = value_of(seen, self._name, allow_pickle=self._allow_pickle)
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -15,6 +15,7 @@ from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
 from corral.functions.calls import Call, read_payload
 from corral.functions.errors import EndpointGone, rebuild
+from corral.functions.interrupt import cancel_calls, interrupted, interrupted_making
 from corral.functions.map import RemoteMap
 from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
@@ -24,6 +25,8 @@ from corral.functions.pickling import culprit_among, pickled_by_name, pickled_wh
 P = ParamSpec("P")
 R = TypeVar("R")
 _POLL_S = 30.0
+# Short, so that whoever waits longer is soon told for what; most calls end within it.
+_FIRST_S = 2.0
 
 
 class Function(Generic[P, R]):
@@ -79,8 +82,20 @@ class Function(Generic[P, R]):
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it on the fleet and wait for what it returns or raises."""
-        (seen,) = self._make([self._ask(args, kwargs)], _POLL_S)
-        return self._handle(seen).result()
+        ask = self._ask(args, kwargs)
+        target = self._target()
+        call: Call[R] | None = None
+        try:
+            (seen,) = self._make([ask], _FIRST_S)
+            call = self._handle(seen)
+            return call.result()
+        except KeyboardInterrupt:
+            if call is None:
+                interrupted_making(target, [ask])
+            else:
+                interrupted([call.id])
+            # Anew, without the frames of the wait.
+            raise KeyboardInterrupt from None
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Start it and go on; the handle has the result later."""
@@ -273,8 +288,11 @@ class Generator(Function[P, R]):
                     return
         except GeneratorExit:
             # Nobody reads on: it need not go on either.
-            _let_go(call_id)
+            cancel_calls([call_id])
             raise
+        except KeyboardInterrupt:
+            interrupted([call_id])
+            raise KeyboardInterrupt from None
 
 
 pickle_as("corral.functions.handles", Function=Function, AsyncFunction=AsyncFunction, Generator=Generator)
@@ -298,7 +316,7 @@ class Aio(Generic[P, R]):
         try:
             return await asyncio.to_thread(call.result)
         except asyncio.CancelledError:
-            await asyncio.to_thread(_let_go, call.id)
+            await asyncio.to_thread(cancel_calls, [call.id])
             raise
 
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -316,14 +334,6 @@ class AioGenerator(Aio[P, R]):
         source = await asyncio.to_thread(self._function.stream, *args, **kwargs)
         async for item in _in_thread(source):
             yield item
-
-
-def _let_go(call_id: str) -> None:
-    """Cancel what nobody waits for; if it has ended, or the server is away, it needs none."""
-    try:
-        backend().cancel(call_id)
-    except Exception:  # noqa: BLE001 - the caller goes on to its own end
-        return
 
 
 async def _in_thread(source: Iterator[R]) -> AsyncIterator[R]:

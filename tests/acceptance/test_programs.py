@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 from support import forked
 from support.local_cluster import CLEAN, LocalCluster, local_cluster
 from support.waiting import eventually
+
+from corral.wire.calls import CallView
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -124,6 +127,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with local_cluster(tmp_path_factory.mktemp("programs") / "home", lease_s=10.0) as made:
         made.own_worker(slots=40)
         yield made
+
+
+def start(stack: LocalCluster, folder: Path, *words: str) -> subprocess.Popen[str]:
+    env = {**CLEAN, "CORRAL_HOME": str(stack.home), "PYTHONPATH": os.pathsep.join([ROOT, str(folder)])}
+    command = [sys.executable, *words]
+    return subprocess.Popen(
+        command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def run(stack: LocalCluster, folder: Path, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -409,3 +420,99 @@ def test_a_deploy_is_the_whole_app(stack: LocalCluster, tmp_path: Path) -> None:
     assert serving() == {"whole.one", "whole.four", "whole.other.kept"}
     assert "stopped" not in deploy("whole", "one", "four", "two")
     assert serving() == {"whole.one", "whole.two", "whole.four", "whole.other.kept"}
+
+
+INTERRUPTED = """
+import time
+import corral
+
+app = corral.App("{name}")
+
+
+@app.function(max_instances=1)
+def rest(n):
+    time.sleep(600 if n else 0)
+
+
+@app.function(max_instances=1)
+def tell(n):
+    yield n
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    {does}
+"""
+
+
+def calls_of(stack: LocalCluster, app: str) -> list[CallView]:
+    return [one for one in stack.client().calls.page().items if f".{app}." in one.endpoint]
+
+
+@pytest.mark.parametrize(
+    ("does", "count"),
+    [
+        ("rest.remote(1)", 1),
+        ("list(rest.map([1, 2, 3]))", 3),
+        ("for _ in rest.map([0, 2, 3]): time.sleep(600)", 3),
+        ("list(tell.stream(1))", 1),
+    ],
+    ids=["remote", "map", "map-body", "stream"],
+)
+def test_an_interrupt_cancels_the_calls_that_were_waited_for(
+    stack: LocalCluster, tmp_path: Path, does: str, count: int, request: pytest.FixtureRequest
+) -> None:
+    """HOUR-01, NEW-17: also those whose ids had not come yet; the traceback has no frames of the wait."""
+    name = request.node.callspec.id
+    (tmp_path / "waits.py").write_text(INTERRUPTED.format(name=name, does=does))
+    program = start(stack, tmp_path, "waits.py")
+
+    def calls() -> list[CallView]:
+        return calls_of(stack, name)
+
+    if name == "map-body":
+        eventually(lambda: any(one.state == "succeeded" for one in calls()), "the first result")
+    eventually(lambda: len(calls()) == count, "the calls")
+    program.send_signal(signal.SIGINT)
+    _, said = program.communicate(timeout=60)
+
+    ended = {one.id for one in calls() if one.state == "cancelled"}
+    assert len(ended) == count - (name == "map-body")
+    assert "KeyboardInterrupt" in said
+    assert said.count("File ") <= 3, said
+    if name != "map-body":
+        assert sum(one in said for one in ended) == count
+
+
+def test_an_interrupt_leaves_what_was_spawned(stack: LocalCluster, tmp_path: Path) -> None:
+    """HOUR-01."""
+    does = "rest.spawn(1).result()"
+    (tmp_path / "waits.py").write_text(INTERRUPTED.format(name="spawned", does=does))
+    program = start(stack, tmp_path, "waits.py")
+    client = stack.client()
+    (call,) = eventually(lambda: calls_of(stack, "spawned"), "the call")
+
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=60)
+
+    assert client.calls.get(call.id).state in ("queued", "assigned")
+    client.calls.cancel(call.id)
+
+
+def test_a_named_map_that_was_interrupted_goes_on_later(stack: LocalCluster, tmp_path: Path) -> None:
+    """HOUR-01: its cancelled calls have no result, and are made again."""
+    does = "print(list(rest.map([0, 0, {last}], resume='mine')))"
+    (tmp_path / "waits.py").write_text(
+        INTERRUPTED.format(name="named", does=does.format(last="open('n').read()"))
+    )
+    (tmp_path / "n").write_text("x")
+    program = start(stack, tmp_path, "waits.py")
+    eventually(lambda: len(calls_of(stack, "named")) == 3, "the calls")
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=60)
+    text = (tmp_path / "waits.py").read_text()
+    (tmp_path / "waits.py").write_text(text.replace("600 if n else 0", "0"))
+
+    done = run(stack, tmp_path, "waits.py")
+
+    assert done.stdout.strip() == "[None, None, None]", done.stderr

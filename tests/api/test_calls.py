@@ -70,6 +70,28 @@ def test_no_instance_is_made_for_a_call_that_was_cancelled(live: LiveServer, wor
     assert len(endpoint.runs()) == 1
 
 
+def test_a_new_version_of_a_program_that_nobody_calls_gets_no_instance(
+    live: LiveServer, worker: FakeHost
+) -> None:
+    """HOUR-03: it stayed queued for ever, and a new one was made when it was cancelled."""
+    nowhere = {"hosts": ["nowhere"]}
+    endpoint = deploy(live, worker, resources=nowhere, live_one=True)
+    for number in (2, 3):
+        entry = {"entry": {"number": number}}
+        deploy(live, worker, name=endpoint.name, live_one=True, service=entry, resources=nowhere)
+    scale(live)
+    assert endpoint.runs() == []
+
+    (call,) = endpoint.call(version=3)
+    eventually(lambda: len(endpoint.runs()) == 1, "the instance of the call")
+    live.ok("POST", f"/v1/calls/{call}/cancel")
+    live.clock.ahead_s += 10
+    eventually(lambda: endpoint.runs()[0]["state"] == "cancelled", "it to be cancelled")
+    scale(live)
+
+    assert len(endpoint.runs()) == 1
+
+
 def test_a_host_that_was_cut_off_keeps_the_calls_that_nobody_took(live: LiveServer, worker: FakeHost) -> None:
     """STO-08: as a run keeps its work. A second instance, or the same one, is not given them again."""
     endpoint = deploy(live, worker, scaling={"concurrency": 4})

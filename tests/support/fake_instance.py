@@ -81,9 +81,12 @@ def deploy(
     functions: Json | None = None,
     scaling: Json | None = None,
     service: Json | None = None,
+    name: str = "",
+    live_one: bool = False,
     **spec: Any,
 ) -> FakeEndpoint:
-    name = named("app")
+    """`live_one` is as a program makes it for its own calls; a `name` that is there gets a new version."""
+    name = name or named("app")
     made = {
         "kind": "service",
         "project": project,
@@ -97,6 +100,7 @@ def deploy(
         "spec": made,
         "functions": functions or {"f": {}},
         "scaling": scaling or {},
+        "live": live_one,
     }
     live.ok("POST", "/v1/endpoints", body)
     return FakeEndpoint(live, worker, project, name)

@@ -137,6 +137,12 @@ def became_ready(tx: Tx, endpoint_id: EndpointId, number: int, *, now: float) ->
     _take_over(tx, endpoint, version, now=now)
 
 
+def starts_unasked(endpoint: Endpoint, version: EndpointVersion) -> bool:
+    """A new version of a deployed endpoint takes over once it is ready, so it needs an instance. The calls of
+    a program name their version: without calls it needs none."""
+    return version.state is VersionState.ROLLING and not endpoint.live
+
+
 def broke(tx: Tx, endpoint_id: EndpointId, number: int, why: str) -> None:
     """No instance of a new version became ready: the one before keeps serving."""
     version = tx.endpoints.version(endpoint_id, number)

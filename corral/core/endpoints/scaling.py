@@ -13,7 +13,7 @@ from typing import NamedTuple
 from corral.core.calls.context import CallContext
 from corral.core.calls.settle import lose
 from corral.core.calls.transitions import cancel, expire, fail, forget
-from corral.core.endpoints.deploy import LIVE_FOR_S, broke
+from corral.core.endpoints.deploy import LIVE_FOR_S, broke, starts_unasked
 from corral.core.endpoints.evict_idle import IdleEviction
 from corral.core.queue.eligibility import Shapes
 from corral.core.runs.cancel import cancel as cancel_run
@@ -219,7 +219,7 @@ class Scaler:
             above = max(above, blocked)
             rule = _rule(endpoint, place)
             count = desired(load, replace(rule, max=rule.max + blocked)) - len(mine)
-            if version.state is VersionState.ROLLING and not mine:
+            if starts_unasked(endpoint, version) and not mine:
                 count = max(count, 1)
             wanted += [place] * max(0, count)
         room = max(0, endpoint.rule.max + above - len(instances))
@@ -257,7 +257,7 @@ class Scaler:
 
         The database says so: the queue in memory may hold calls that ended unheard.
         """
-        if version.state is VersionState.ROLLING or others < _rule(endpoint, place).min:
+        if starts_unasked(endpoint, version) or others < _rule(endpoint, place).min:
             return True
         if endpoint.rule.per_instance is not None and self._dispatch.running(endpoint.id):
             return True
@@ -289,7 +289,7 @@ class Scaler:
         if endpoint.current and endpoint.rule.min:
             found.add(InstancePlace(endpoint.current, ""))
         versions = tx.endpoints.versions(endpoint.id)
-        rolling = {InstancePlace(one.version, "") for one in versions if one.state is VersionState.ROLLING}
+        rolling = {InstancePlace(one.version, "") for one in versions if starts_unasked(endpoint, one)}
         return found | rolling
 
     def _load(self, endpoint: Endpoint, place: InstancePlace, mine: list[Instance]) -> EndpointLoad:

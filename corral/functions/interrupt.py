@@ -1,0 +1,43 @@
+"""Ctrl-C while a program waits for calls: those that only the wait was for are cancelled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from corral.functions.backend import EndpointTarget, OutgoingCall, backend
+
+# So many are named; a map may have a thousand.
+_NAMED = 5
+
+
+def cancel_calls(call_ids: Iterable[str]) -> list[str]:
+    """Cancel what nobody waits for, and say which were. One that ended meanwhile, or whose server is away,
+    needs none."""
+    cancelled: list[str] = []
+    for call_id in list(call_ids):
+        try:
+            backend().cancel(call_id)
+        except Exception:  # noqa: BLE001 - the caller goes on to its own end
+            continue
+        cancelled.append(call_id)
+    return cancelled
+
+
+def interrupted(call_ids: Sequence[str]) -> None:
+    """Cancel them, and say so on stderr."""
+    cancelled = cancel_calls(call_ids)
+    if cancelled:
+        more = f" and {len(cancelled) - _NAMED} more" if len(cancelled) > _NAMED else ""
+        sys.stderr.write(f"corral: cancelled call {', '.join(cancelled[:_NAMED])}{more}\n")
+
+
+def interrupted_making(target: EndpointTarget, asks: Sequence[OutgoingCall]) -> None:
+    """The same for calls whose ids have not come yet: their keys lead to them."""
+    if not asks:
+        return
+    try:
+        made = backend().make(target, asks, 0)
+    except Exception:  # noqa: BLE001 - then they were not made either, or the server is away
+        return
+    interrupted([seen.id for seen in made if not seen.ended])
