@@ -53,6 +53,8 @@ class Settings(BaseModel):
     body_idle_s: float = Field(30, gt=0, le=3600)
     body_rate: float = Field(1024, ge=0, le=1e9)
     public_body_s: float = Field(30, gt=0, le=3600)
+    public_body_bytes: int = Field(4 << 20, ge=1024)
+    public_bodies: int = Field(8, ge=1, le=100_000)
     max_body_bytes: int = Field(32 << 20, ge=1024)
     max_blob_bytes: int = Field(1 << 40, ge=1024)
     min_free_bytes: int = Field(64 << 20, ge=0, description="Uploads stop while the disk has less than this.")

@@ -79,6 +79,8 @@ SETTINGS: Mapping[str, str] = {
     "body_idle_s": "How many seconds a caller may send nothing of a body that it has begun.",
     "body_rate": "How many bytes a second of a body must come, over a minute; 0 is any.",
     "public_body_s": "How many seconds a body may take in all that comes without a token.",
+    "public_body_bytes": "The largest body that comes without a token.",
+    "public_bodies": "How many bodies without a token may come at once from one address to one endpoint.",
     "max_body_bytes": "The largest request that is not an upload.",
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop, and the server is not well, while its disk has less than this.",

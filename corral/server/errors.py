@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from corral.domain.errors import CorralError, FieldError, InvalidInput, StoreUnavailable
 from corral.wire.errors import ErrorBody, ErrorField
@@ -100,6 +101,11 @@ def _http(_: Request, error: HTTPException) -> Response:
     return JSONResponse(body.model_dump(), error.status_code, error.headers)
 
 
+def _gone(_: Request, __: ClientDisconnect) -> Response:
+    """Nobody reads it: who sent the request hung up, or was hung up, before its end."""
+    return Response(status_code=400)
+
+
 def _unexpected(request: Request, error: Exception) -> Response:
     return unexpected(request.method, request.url.path, error)
 
@@ -115,4 +121,5 @@ def install(app: FastAPI) -> None:
     app.exception_handler(CorralError)(_corral_error)
     app.exception_handler(RequestValidationError)(_validation)
     app.exception_handler(HTTPException)(_http)
+    app.exception_handler(ClientDisconnect)(_gone)
     app.exception_handler(Exception)(_unexpected)

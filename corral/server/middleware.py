@@ -138,9 +138,12 @@ class Gate:
         return True
 
     def _body(self, scope: Scope, receive: Receive, token: Token | None) -> Receive:
+        limits = self._services.limits
+        if token is None:
+            return limited(scope, receive, min(limits.public_body_bytes, limits.max_body_bytes))
         if not is_blob(scope):
-            receive = limited(scope, receive, self._services.limits.max_body_bytes)
-        return receive if token is None else checked_at_end(receive, partial(self._check_again, token))
+            receive = limited(scope, receive, limits.max_body_bytes)
+        return checked_at_end(receive, partial(self._check_again, token))
 
     async def _check_again(self, token: Token) -> None:
         """Unauthenticated if it has ended since it was shown."""

@@ -29,6 +29,7 @@ from corral.server.auth import TokenCache
 from corral.server.bulk_reads import BulkReads
 from corral.server.metrics import Counters
 from corral.server.open_streams import OpenStreams
+from corral.server.public_bodies import PublicBodies
 from corral.server.tls import TlsTrust
 from corral.store.store import Store
 
@@ -56,6 +57,9 @@ class RequestLimits:
     body_idle_s: float = 30.0
     body_rate: float = 1024.0
     public_body_s: float = 30.0
+    # How large one of those may be, and how many may come at once from an address to an endpoint.
+    public_body_bytes: int = 4 << 20
+    public_bodies: int = 8
 
 
 @dataclass
@@ -83,6 +87,7 @@ class Services:
         self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
         self.token_cache = TokenCache(lambda: self.clock.now())
         self.streams = OpenStreams(self.store, self.clock)
+        self.public_bodies = PublicBodies(self.limits.public_bodies)
         self.redactor = SecretRedactor(self.cipher)
         self.log_writer = LogWriter(
             self.store, self.segments, self.redactor, self.clock, self.policy, self.in_thread

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from contextlib import nullcontext
+from typing import IO, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
@@ -22,6 +24,8 @@ from corral.domain.ids import Digest, is_name
 from corral.domain.tokens import Token
 from corral.server import web_answers
 from corral.server.auth import Caller, WebCaller, origin_of
+from corral.server.public_bodies import spooled
+from corral.server.rate_limits import origin_key
 from corral.server.routes.blobs import keep_all, user_holder
 from corral.server.routes.calls import get_chunks
 from corral.server.routes.endpoints import find_endpoint
@@ -50,15 +54,18 @@ class GatewayTimeout(CorralError):
 async def web(project: str, name: str, path: str, request: Request, token: WebCaller, svc: Svc) -> Response:
     """Any request to a web function; one of a public endpoint needs no token."""
     caller = await _admitted(project, name, token, request, svc)
-    body = await request.body()
+    # Of a caller without a token little is held, and of no body more than a little in memory while it comes.
+    coming = svc.public_bodies.coming(origin_key(origin_of(request)), f"{project}/{name}")
+    with coming if token is None else nullcontext():
+        body = await spooled(request, svc.in_thread)
     asked = {
         "method": request.method,
         "path": f"/{path}",
         "query": list(request.query_params.multi_items()),
         "headers": [(key, value) for key, value in request.headers.items() if key.lower() not in _OURS],
-        "body": base64.b64encode(body).decode("ascii"),
     }
-    payload = await _payload(asked, project, name, caller, svc)
+    with body:
+        payload = await _payload(asked, body, project, name, caller, svc)
     call, table = await _accepted(project, name, request.method, f"/{path}", payload, caller, svc)
     timeout_s = table.options.timeout_s or WAIT_S
     if table.kind == "web" and table.streams:
@@ -87,20 +94,27 @@ async def _admitted(project: str, name: str, token: Token | None, request: Reque
     return Caller(admit(endpoint, project, token), origin_of(request))
 
 
-async def _payload(asked: dict[str, Any], project: str, name: str, caller: Caller, svc: Services) -> Payload:
-    if len(asked["body"]) <= INLINE_BYTES:
-        data = json.dumps(asked).encode()
+async def _payload(
+    asked: dict[str, Any], body: IO[bytes], project: str, name: str, caller: Caller, svc: Services
+) -> Payload:
+    if body.seek(0, os.SEEK_END) <= INLINE_BYTES:
+        data = _rendered(asked, body)
         if len(data) <= INLINE_BYTES:
             return Payload(WEB, data, None, len(data))
     # Nothing is kept for an endpoint that cannot be called.
     await svc.store.read(lambda tx: find_endpoint(tx, project, name, caller))
-    sha, data = await svc.in_thread(lambda: _hashed(asked))
+    sha, data = await svc.in_thread(lambda: _hashed(asked, body))
     await keep_all([(sha, data)], await user_holder(project, caller, svc), svc)
     return Payload(WEB, None, sha, len(data))
 
 
-def _hashed(asked: dict[str, Any]) -> tuple[Digest, bytes]:
-    data = json.dumps(asked).encode()
+def _rendered(asked: dict[str, Any], body: IO[bytes]) -> bytes:
+    body.seek(0)
+    return json.dumps({**asked, "body": base64.b64encode(body.read()).decode("ascii")}).encode()
+
+
+def _hashed(asked: dict[str, Any], body: IO[bytes]) -> tuple[Digest, bytes]:
+    data = _rendered(asked, body)
     return Digest(hashlib.sha256(data).hexdigest()), data
 
 
