@@ -10,6 +10,7 @@ from corral.domain.calls import Payload
 from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, EndpointVersion, PoolParams
 from corral.domain.ids import ArtifactId, Digest, RunId
+from corral.domain.pins import check_pins
 from corral.domain.runs.runs import OnFailure, Run
 from corral.recipes import models
 from corral.wire.payloads import payload_table
@@ -18,6 +19,17 @@ from corral.wire.spec.run_file import RunSpec, ServiceTable
 
 
 def new_run(spec: RunSpec) -> NewRun:
+    """InvalidInput if its lock would make a host read or run more than the packages that it names."""
+    check_environment(spec)
+    return _accepted(spec)
+
+
+def check_environment(spec: RunSpec) -> None:
+    if spec.environment is not None:
+        check_pins(spec.environment.lock)
+
+
+def _accepted(spec: RunSpec) -> NewRun:
     retries = spec.retries.budgets()
     run = Run(
         # Written when it is accepted.
@@ -91,4 +103,4 @@ def instance_run(
         volumes=spec.service.volumes,
         max_memory=spec.service.max_memory,
     )
-    return new_run(spec.model_copy(update={"name": endpoint.name, "service": service}))
+    return _accepted(spec.model_copy(update={"name": endpoint.name, "service": service}))
