@@ -11,6 +11,7 @@ from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, EndpointVersion, PoolParams
 from corral.domain.errors import TooLarge
 from corral.domain.ids import ArtifactId, Digest, RunId
+from corral.domain.pins import check_pins
 from corral.domain.runs.runs import OnFailure, Run
 from corral.recipes import models
 from corral.wire.payloads import payload_table
@@ -32,6 +33,17 @@ def refuse_large_spec(name: str, spec: str) -> None:
 
 
 def new_run(spec: RunSpec) -> NewRun:
+    """InvalidInput if its lock would make a host read or run more than the packages that it names."""
+    check_environment(spec)
+    return _accepted(spec)
+
+
+def check_environment(spec: RunSpec) -> None:
+    if spec.environment is not None:
+        check_pins(spec.environment.lock)
+
+
+def _accepted(spec: RunSpec) -> NewRun:
     retries = spec.retries.budgets()
     run = Run(
         # Written when it is accepted.
@@ -105,4 +117,4 @@ def instance_run(
         volumes=spec.service.volumes,
         max_memory=spec.service.max_memory,
     )
-    return new_run(spec.model_copy(update={"name": endpoint.name, "service": service}))
+    return _accepted(spec.model_copy(update={"name": endpoint.name, "service": service}))

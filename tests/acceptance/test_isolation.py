@@ -6,19 +6,24 @@ import json
 import os
 import resource
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from support.installation import Installation, installed
 from support.waiting import eventually
 
 from corral.domain.errors import InvalidInput
+from corral.wire.spec.run_file import BuiltEnvironment
 from corral.worker.child import view
 from corral.worker.child.process import Child, Command
 from corral.worker.child.shim import prctl
 from corral.worker.host.isolation import Isolation, try_it
+from corral.worker.prepare.preparation import Preparation, PreparationFailed
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's"),
@@ -405,6 +410,96 @@ def test_a_folder_that_would_let_runs_out_is_not_theirs_to_write_to(tmp_path: Pa
 
     with pytest.raises(InvalidInput, match=r"CORRAL_WRITABLE names .*: runs could leave"):
         Isolation.of("auto", [home / "corral"], {"HOME": str(home)}, allowed=[tmp_path / named])
+
+
+def write_hostile_wheel(folder: Path, secret: Path, loot: Path) -> None:
+    """It acts whenever Python starts with it."""
+    act = (
+        f"import os; os.path.exists({str(secret)!r})"
+        f" and open({str(loot)!r}, 'a').write(open('/proc/self/cmdline').read())"
+    )
+    files = {
+        "hostile.pth": f"{act}\n",
+        "hostile/__init__.py": "",
+        "hostile-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: hostile\nVersion: 1.0\n",
+        "hostile-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in (*files, "hostile-1.0.dist-info/RECORD"))
+    with zipfile.ZipFile(folder / "hostile-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in (*files.items(), ("hostile-1.0.dist-info/RECORD", record)):
+            wheel.writestr(name, text)
+
+
+def test_packages_are_installed_without_a_way_to_the_hosts_files(
+    isolated: Installation, tmp_path: Path
+) -> None:
+    """ATK-01: while an environment is built, and when it is used, a package's own code sees no token."""
+    wheels, loot = tmp_path / "wheels", tmp_path / "loot"
+    wheels.mkdir()
+    write_hostile_wheel(wheels, isolated.home / "operator.token", loot)
+    isolated.write(
+        "run.toml",
+        'name = "hostile"\nargv = ["true"]\n'
+        f'[environment]\nrequirements = ["hostile"]\nwheels = "{wheels}"\n',
+    )
+
+    done = isolated("submit", "run.toml", "--follow")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = (isolated.home / "worker" / "environments" / "envs").iterdir()
+    assert [*made.glob("lib/python*/site-packages/hostile/__pycache__/*.pyc")], "it is compiled for all"
+    assert not loot.exists()
+
+
+def test_the_python_that_was_built_is_asked_as_the_run_would_be(tmp_path: Path) -> None:
+    """ATK-01: whether it can train is found out where its packages see no token."""
+    home, work = tmp_path / "home", tmp_path / "home" / "work"
+    work.mkdir(parents=True)
+    (home / "operator.token").write_text("x")
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ntest -e {home}/operator.token && echo sees-the-token\ntrue\n")
+    python.chmod(0o755)
+    context = SimpleNamespace(
+        isolation=Isolation.of("require", [home], {"HOME": str(tmp_path)}),
+        base_env={"PATH": "/usr/bin:/bin"},
+        home=home / "worker",
+    )
+    workspace = SimpleNamespace(work=work, own=work, given=())
+
+    Preparation(context, None, workspace, None)._check_engine(python)  # type: ignore[arg-type]
+
+
+def test_a_host_does_not_believe_a_lock_that_makes_it_read_a_file(tmp_path: Path) -> None:
+    """ATK-01: also where a server of another version let it through, and no word of the file is told."""
+    secret = tmp_path / "token"
+    secret.write_text("corral_secret")
+    built = BuiltEnvironment(python="3.11", lock=f"-r {secret}\n", digest="0" * 64)
+    context = SimpleNamespace(isolation=Isolation.of("off", [tmp_path]), base_env={}, home=tmp_path)
+    session = SimpleNamespace(lease=SimpleNamespace(spec=SimpleNamespace(environment=built)), control=None)
+
+    with pytest.raises(PreparationFailed) as caught:
+        Preparation(context, session, None, None)._python()  # type: ignore[arg-type]
+
+    assert "the lock has the line" in caught.value.detail
+    assert "corral_secret" not in caught.value.detail
+
+
+def test_a_server_takes_no_lock_that_makes_a_host_read_or_run_anything(isolated: Installation) -> None:
+    """ATK-01: it is refused when it is submitted."""
+    token = (isolated.home / "operator.token").read_text().strip()
+    url = json.loads((isolated.home / "server.json").read_text())["url"]
+    environment = {"python": "3.11", "lock": "evil @ file:///tmp/evil\n", "digest": "0" * 64}
+    run = {"name": "evil", "project": "default", "argv": ["true"], "environment": environment}
+
+    answer = httpx.post(
+        f"{url}/v1/runs",
+        json={"request_id": "a" * 24, "runs": [run]},
+        headers={"Authorization": f"Bearer {token}"},
+    )
+
+    assert answer.status_code in {400, 422}, answer.text
+    assert "not an exact version with its hash" in answer.text
 
 
 @pytest.fixture

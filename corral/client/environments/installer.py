@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from uv import find_uv_bin
 
@@ -77,12 +77,29 @@ def silent(_: str) -> None:
     return None
 
 
+class InstallerProcess(Protocol):
+    """Something that was started, whose words come on its standard error."""
+
+    def fileno(self) -> int:
+        """Of its standard error."""
+
+    def poll(self) -> int | None:
+        """Its status once it has ended."""
+
+    def end(self) -> None:
+        """It and all it started are gone when this returns."""
+
+
+Start = Callable[[Sequence[str], Path, Mapping[str, str]], InstallerProcess]
+
+
 @dataclass(frozen=True)
 class Installer:
-    """`binary` is found beside the running Python when it is None."""
+    """`binary` is found beside the running Python when it is None; `start` is how it is started."""
 
     env: Mapping[str, str]
     binary: Path | None = None
+    start: Start | None = None
 
     def run(
         self,
@@ -95,36 +112,14 @@ class Installer:
         stdout: int | IO[bytes] = subprocess.DEVNULL,
     ) -> InstallerResult:
         """Give uv's lines to `progress`. uv and all it started are gone when this returns or raises."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        kept: deque[str] = deque(maxlen=KEPT_LINES)
         process = self._start([str(argument) for argument in arguments], cwd, stdout)
-        try:
-            for line in _lines(process):
-                if line:
-                    kept.append(line)
-                    progress(line)
-                if should_stop():
-                    raise InstallerStopped(f"uv {arguments[0]} was stopped before it ended")
-                if deadline is not None and time.monotonic() > deadline:
-                    raise InstallerTimeout(f"uv {arguments[0]} did not end within {timeout_s:g} s")
-            return InstallerResult(process.wait(), tuple(kept))
-        finally:
-            _end(process)
+        return follow(process, f"uv {arguments[0]}", progress, should_stop, timeout_s)
 
-    def _start(self, arguments: list[str], cwd: Path, stdout: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    def _start(self, arguments: list[str], cwd: Path, stdout: int | IO[bytes]) -> InstallerProcess:
         try:
             binary = str(self.binary) if self.binary else find_uv_bin()
-            return subprocess.Popen(
-                [binary, "--color", "never", *arguments],
-                cwd=cwd,
-                env=dict(self.env),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=subprocess.PIPE,
-                # A group of its own, to be killed with the compilers that uv starts; in our session, or it
-                # would pass for an orphan.
-                process_group=0,
-            )
+            argv = [binary, "--color", "never", *arguments]
+            return self.start(argv, cwd, self.env) if self.start else _Group(argv, cwd, self.env, stdout)
         except (FileNotFoundError, PermissionError) as problem:
             # Popen reports a missing working folder the same way.
             if not cwd.is_dir():
@@ -132,10 +127,66 @@ class Installer:
             raise InstallerMissing(f"uv cannot be started: {problem}") from problem
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+def follow(
+    process: InstallerProcess,
+    name: str,
+    progress: Progress = silent,
+    should_stop: Callable[[], bool] = never,
+    timeout_s: float | None = None,
+) -> InstallerResult:
+    """Give its lines to `progress` until it has ended; it is gone when this returns or raises."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    kept: deque[str] = deque(maxlen=KEPT_LINES)
+    try:
+        for line in _lines(process):
+            if line:
+                kept.append(line)
+                progress(line)
+            if should_stop():
+                raise InstallerStopped(f"{name} was stopped before it ended")
+            if deadline is not None and time.monotonic() > deadline:
+                raise InstallerTimeout(f"{name} did not end within {timeout_s:g} s")
+        status = process.poll()
+        assert status is not None, "its lines end after it has"
+        return InstallerResult(status, tuple(kept))
+    finally:
+        process.end()
+
+
+class _Group:
+    """A process in a group of its own, to be killed with the compilers that uv starts; in our session, or it
+    would pass for an orphan."""
+
+    def __init__(self, argv: list[str], cwd: Path, env: Mapping[str, str], stdout: int | IO[bytes]) -> None:
+        self._process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            process_group=0,
+        )
+
+    def fileno(self) -> int:
+        assert self._process.stderr is not None
+        return self._process.stderr.fileno()
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def end(self) -> None:
+        # The group, even when uv itself has ended: a compiler it started may live on.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+def _lines(process: InstallerProcess) -> Iterator[str]:
     """Lines of stderr, without credentials; at least an empty one every tick, to let the caller look up."""
-    assert process.stderr is not None
-    descriptor = process.stderr.fileno()
+    descriptor = process.fileno()
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -159,12 +210,3 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
 
 def _clean(line: bytes) -> str:
     return _CREDENTIALS.sub("", line.decode(errors="replace").rstrip())
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    # The group, even when uv itself has ended: a compiler it started may live on.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stderr is not None:
-        process.stderr.close()

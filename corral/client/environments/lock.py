@@ -16,8 +16,9 @@ from pathlib import Path
 
 from corral.client.environments.installer import Installer, Progress, silent
 from corral.client.submit.run_file import path_from, wrong_field
-from corral.domain.errors import CorralError
+from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.paths import printable
+from corral.domain.pins import check_pins
 from corral.wire.spec.run_file import BuiltEnvironment
 from corral.wire.spec.tables import EnvironmentFile
 
@@ -122,6 +123,10 @@ def resolve(
         lock = Lock(output.read_text(encoding="utf-8"), python)
     if (local := next(filter(_LOCAL.match, lock.text.splitlines()), None)) is not None:
         raise _local(local)
+    try:
+        check_pins(lock.text)
+    except InvalidInput as error:
+        raise InvalidRequirement(error.message, hint=error.hint) from error
     return lock
 
 
@@ -171,6 +176,8 @@ def _compile_arguments(
     return [
         *("pip", "compile", source, "--output-file", output),
         *("--universal", "--generate-hashes"),
+        # As on the hosts: what has no wheel would run its own code there to become one.
+        "--no-build",
         *("--no-header", "--no-annotate", "--no-emit-index-annotation"),
         *("--no-emit-index-url", "--no-emit-find-links", "--no-emit-build-options"),
         # This interpreter only runs build scripts; saying so spares a search through PATH.

@@ -22,7 +22,7 @@ from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, TokenId, is_id, is_name
 from corral.domain.tokens import Token
 from corral.server.auth import Caller, User
-from corral.server.new_runs import refuse_large_spec
+from corral.server.new_runs import check_environment, refuse_large_spec
 from corral.server.pages import Limit, next_page, not_a_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
@@ -46,6 +46,7 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
     caller.check_project(body.project)
     if body.spec.kind != "service" or body.spec.service is None or body.spec.project != body.project:
         raise InvalidInput("the spec must be of kind service and of the endpoint's project")
+    check_environment(body.spec)
     functions = {name: table.model_dump(mode="json") for name, table in body.functions.items()}
     spec = body.spec.model_dump_json()
     refuse_large_spec(body.name, spec)

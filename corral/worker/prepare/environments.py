@@ -16,13 +16,24 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from corral.client.environments.installer import Installer, InstallerStopped, Progress, never, silent
+from corral.client.environments.installer import (
+    Installer,
+    InstallerStopped,
+    Progress,
+    Start,
+    follow,
+    never,
+    silent,
+)
 from corral.client.environments.lock import Lock
 from corral.domain.errors import CorralError
 from corral.files.locks import exclusive, exclusive_when_free, shared, shared_when_free
+from corral.worker.host.isolation import Isolation
+from corral.worker.prepare.confined import ConfinedProcess
 
 # Between the answer of `build` and the caller's next `in_use` the environment must not vanish.
 START_GRACE_S = 600.0
@@ -37,7 +48,7 @@ _WORKERS_OWN = (
     "UV_PYTHON",
     "UV_PROJECT_ENVIRONMENT",
 )
-_NO_WHEEL = re.compile(r"no wheels with a matching")
+_NO_WHEEL = re.compile(r"no wheels with a matching|no usable wheels|has no (usable )?wheels")
 _NO_PYTHON = re.compile(r"No interpreter found")
 _FOUND_PYTHON = re.compile(rb"^(?:cpython|pypy|graalpy)-(\d\S*?)-\S+\s+(\S+)", re.MULTILINE)
 
@@ -77,16 +88,20 @@ class Environments:
         no_index: bool = False,
         uv: Path | None = None,
         clock: Callable[[], float] = time.time,
+        isolation: Isolation | None = None,
     ) -> None:
         self._root = root.absolute()
         self._find_links = tuple(find_links)
         self._no_index = no_index
         self._clock = clock
-        self._uv = Installer(_uv_env(env, self._root), uv)
+        self._isolation = isolation
+        self._env = _uv_env(env, self._root)
+        self._uv = Installer(self._env, uv)
         self._envs = self._root / "envs"
         self._building = self._root / "building"
         self._locks = self._root / "locks"
         self._trash = self._root / "trash"
+        self._pythons_folder = self._root / "pythons"
         for folder in (self._envs, self._building, self._locks, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -159,22 +174,43 @@ class Environments:
             if not line.startswith("Activate with:"):
                 progress(line)
 
+        # One folder for both, or uv would copy what it can link.
+        confined = self._confined(writes=[self._root], reads=[self._envs, self._locks, self._pythons_folder])
+        installer = replace(self._uv, start=confined)
+
         def uv(*arguments: str | Path) -> None:
-            done = self._uv.run(arguments, cwd=self._root, progress=told, should_stop=should_stop)
+            done = installer.run(arguments, cwd=self._root, progress=told, should_stop=should_stop)
             if done.status != 0:
                 raise self._failure(lock.python, done.words)
 
-        uv("venv", part, "--relocatable", "--no-project", "--python", lock.python)
-        if lock.text:
-            pins = part / "corral-lock.txt"
-            pins.write_text(lock.text, encoding="utf-8")
-            links: list[str | Path] = [
-                word for folder in self._find_links for word in ("--find-links", folder.absolute())
-            ]
-            if self._no_index:
-                links.append("--no-index")
-            # Compiled now: a run may only read its environment, so that it harms no other's.
-            uv("pip", "sync", pins, "--compile-bytecode", "--python", part / "bin" / "python", *links)
+        uv("venv", part, "--relocatable", "--no-project", "--no-config", "--python", lock.python)
+        if not lock.text:
+            return
+        # Looked up before a package can put another in its place.
+        host_python = os.path.realpath(part / "bin" / "python")
+        pins = part / "corral-lock.txt"
+        pins.write_text(lock.text, encoding="utf-8")
+        uv("pip", "sync", pins, "--python", part / "bin" / "python", *self._sources(lock))
+        self._compile(part, host_python, should_stop)
+
+    def _sources(self, lock: Lock) -> list[str | Path]:
+        """Where packages come from. None is built: its code would run beside the cache that all share."""
+        words: list[str | Path] = ["--no-config", "--no-build"]
+        words += [word for folder in self._find_links for word in ("--find-links", folder.absolute())]
+        words += ["--no-index"] if self._no_index else []
+        return [*words, "--require-hashes"] if "--hash=" in lock.text else words
+
+    def _compile(self, part: Path, python: str, should_stop: Callable[[], bool]) -> None:
+        """Now, since a run may only read its environment; by the host's Python, which runs nothing of it."""
+        start = self._confined(writes=[part], reads=[self._pythons_folder])
+        argv = [python, "-I", "-S", "-m", "compileall", "-q", "-q", "-j", "0", str(part / "lib")]
+        # A file that cannot be compiled is met by whoever imports it, if anybody does.
+        follow(start(argv, self._root, self._env), "the compilation", should_stop=should_stop)
+
+    def _confined(self, *, writes: list[Path], reads: list[Path]) -> Start:
+        """How to start what touches packages: of Corral's folders it sees these alone."""
+        view = None if self._isolation is None else self._isolation.view(mine=writes, given=reads)
+        return partial(ConfinedProcess, view=view)
 
     def _failure(self, python: str, words: str) -> EnvironmentFailed:
         if _NO_PYTHON.search(words):
@@ -185,7 +221,9 @@ class Environments:
 
     def _pythons(self) -> list[str]:
         with tempfile.TemporaryFile() as listing:
-            self._uv.run(["python", "list", "--only-installed"], cwd=self._root, stdout=listing, timeout_s=60)
+            # Without the cache, which builds write to.
+            words = ["python", "list", "--only-installed", "--no-config", "--no-cache"]
+            self._uv.run(words, cwd=self._root, stdout=listing, timeout_s=60)
             listing.seek(0)
             found = _FOUND_PYTHON.findall(listing.read())
         return sorted({f"{version.decode()} ({os.path.realpath(path.decode())})" for version, path in found})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from corral.domain.calls import PREPARING
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import ENGINE_PACKAGES
 from corral.domain.paths import printable
+from corral.domain.pins import check_pins
 from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.spec.run_file import render_argv
@@ -26,6 +26,7 @@ from corral.worker.child.view import View
 from corral.worker.context import WorkerContext
 from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseSession
+from corral.worker.prepare.confined import answer
 from corral.worker.prepare.environments import Environments
 from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.prepare.workspace import Workspace, make_read_only
@@ -122,14 +123,16 @@ class Preparation:
 
     def _check_engine(self, python: Path) -> None:
         """The host's own Python was asked when the run was placed; a built one is asked now."""
+        # Its packages run code of their own when it starts, so it sees what the run will see.
         asked = [str(python), "-I", "-c", _LACKS, "corral", *ENGINE_PACKAGES]
+        surroundings = (self.workspace.work, self.context.base_env, self._view(python))
         try:
-            done = subprocess.run(asked, capture_output=True, timeout=_LOOK_LIMIT_S, check=True, text=True)
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            said = answer(asked, *surroundings, _LOOK_LIMIT_S)
+        except OSError as error:
             raise PreparationFailed(
                 Reason.ENVIRONMENT, f"the Python that was built does not run: {error}"
             ) from error
-        if lacks := done.stdout.split():
+        if lacks := said.split():
             raise PreparationFailed(
                 Reason.ENVIRONMENT,
                 f"the environment that was built cannot train: it lacks {', '.join(lacks)}. "
@@ -190,9 +193,12 @@ class Preparation:
             self.context.base_env,
             find_links=[Path(built.find_links)] if built.find_links else [],
             no_index=built.no_index,
+            isolation=self.context.isolation,
         )
         lock, control = Lock(built.lock, built.python), self.session.control
         try:
+            # By the server too; but a host need not believe it.
+            check_pins(lock.text)
             return environments.build(lock, self._progress, lambda: control.stopping)
         except InstallerStopped as error:
             raise WaitAbandoned from error
