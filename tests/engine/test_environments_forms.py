@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -477,6 +477,35 @@ def test_flashs_turns_and_files_are_taken_as_they_are(tmp_path: Path) -> None:
     assert asyncio.run(environment.score(session)).reward == 0.5
 
 
+class FlashTurns(FlashMulti):
+    """With credit for each turn, found by its code, or only when it is given."""
+
+    dataset: ClassVar = [{"input": "guess", "output": "b"}]
+
+    def score_episode(self, example: Any, episode: Any) -> Any:
+        return SimpleNamespace(score=1.0, metadata={"per_turn_rewards": [0.5, 0.5]})
+
+
+def test_flashs_credit_for_each_turn_is_said_to_be_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """EN-C25: by name, once for each process, as it is loaded or as the first result has it."""
+    environment = made(FlashTurns(), tmp_path)
+    assert "score_episode() gives `per_turn_rewards`, which are not used" in capsys.readouterr().err
+    assert scored(environment, "b").reward == 1.0
+    assert capsys.readouterr().err == ""
+
+    hidden = FlashTurns()
+    result = hidden.score_episode(None, None)
+    hidden.score_episode = lambda example, episode: result  # type: ignore[method-assign]
+    hidden.score_episode.__name__ = "score_episode"
+    environment = made(hidden, tmp_path)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        assert scored(environment, "b").reward == 1.0
+    assert capsys.readouterr().err.count("score_episode() gives `per_turn_rewards`, which are not used") == 1
+
+
 class Rubric:
     def __init__(self, funcs: list[Callable[..., Any]], weights: list[float]) -> None:
         self.funcs, self.weights = funcs, weights
@@ -546,6 +575,75 @@ def test_verifiers_turns_follow_each_other() -> None:
 
     assert [m["content"] for m in session.messages[1:]] == ["a", "1", "b", "2", "c", "3", "stop"]
     assert asyncio.run(environment.score(session)).reward == 1.0
+
+
+def marked(mark: str, priority: int = 0) -> Callable[[Any], Any]:
+    """A decorator as the library's."""
+
+    def decorate(function: Any) -> Any:
+        setattr(function, mark, True)
+        setattr(function, f"{mark}_priority", priority)
+        return function
+
+    return decorate
+
+
+class VerifiersSandboxes(VerifiersTurns):
+    """With something outside that has to be given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.did: list[str] = []
+
+    @marked("cleanup")
+    async def close(self, rollout: dict[str, Any]) -> None:
+        self.did.append(f"close at {rollout['count']}")
+
+    @marked("cleanup", priority=5)
+    async def save(self, rollout: dict[str, Any]) -> None:
+        self.did.append(f"save at {rollout['count']}")
+
+    @marked("teardown")
+    async def close_all(self) -> None:
+        self.did.append("close all")
+
+
+@pytest.mark.parametrize("answers", [("a", "stop"), ("a",)], ids=["completed", "cut short"])
+def test_what_verifiers_marks_as_cleanup_is_called_at_the_end_of_an_attempt(
+    answers: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EN-C20: once, in the order of their priorities; what is marked @teardown is named in a warning."""
+    given = VerifiersSandboxes()
+    environment = made(given)
+    said = capsys.readouterr().err
+    session = attempt(environment, *answers)
+    assert given.did == []
+
+    asyncio.run(environment.score(session))
+    asyncio.run(environment.score(session))
+
+    assert given.did == ["save at 1", "close at 1"]
+    assert "close_all() of the environment, marked @teardown, is not called" in said
+
+
+def test_a_cleanup_that_the_library_has_called_is_not_called_again() -> None:
+    """EN-C20: the library's own `is_completed` does it."""
+
+    class Library(VerifiersSandboxes):
+        async def is_completed(self, messages: list[Any], state: dict[str, Any], **kwargs: Any) -> bool:
+            if done := bool(messages[-1]["content"] == "stop"):
+                await self._cleanup(state)
+            return done
+
+        async def _cleanup(self, state: dict[str, Any]) -> None:
+            await self.close(state)
+
+    given = Library()
+    environment = made(given)
+
+    asyncio.run(environment.score(attempt(environment, "a", "stop")))
+
+    assert given.did == ["close at 1"]
 
 
 class VerifiersTools:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -61,6 +62,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """' (did you mean `x`?)' where one of the names is close, else nothing."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f" (did you mean `{close[0]}`?)" if close else ""
+
+
+def warn(text: str) -> None:
+    """In the run's log, which has what the environment's processes print."""
+    sys.stderr.write(f"warning: {text}\n")
+    sys.stderr.flush()
 
 
 def awaits(function: object) -> bool:

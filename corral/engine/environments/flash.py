@@ -2,12 +2,14 @@
 
 A single turn has `build_prompt_messages` and `score_response`; several turns have `start_episode`,
 `step_episode`, `max_episode_turns` and `score_episode`. The plural forms of the scorers are used where only
-they exist. Credit per turn is not taken over: an episode has one reward.
+they exist. Credit per turn (`per_turn_rewards` in a result's metadata) is not taken over: an episode has one
+reward, and a warning says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +29,7 @@ from corral.engine.environments.sessions import EnvironmentAdapter, Session
 
 _DATA_FILES = ("datasets/train.jsonl", "datasets/train.json", "train.jsonl", "train.json")
 _CONTRACT = "TRAINING_CONTRACT.md"
+_PER_TURN = "per_turn_rewards"
 
 
 def is_one(given: object) -> bool:
@@ -46,6 +49,9 @@ class FlashEnvironment(EnvironmentAdapter):
         contract = folder / _CONTRACT
         self._contract = contract.read_text(encoding="utf-8") if contract.is_file() else ""
         self._scorer, self._plural = self._find_scorer()
+        self._warned = False
+        if _names(self._scorer, _PER_TURN):
+            self._warn_of_turns()
         hooks = ("start_episode", "step_episode", "build_prompt_messages")
         self.description = self._described(
             name=name,
@@ -95,7 +101,25 @@ class FlashEnvironment(EnvironmentAdapter):
         result = await awaited(self._scorer(session.state.task, [episode] if self._plural else episode))
         if self._plural:
             result = next(iter(result))
+        metadata = getattr(result, "metadata", None)
+        if isinstance(metadata, Mapping) and metadata.get(_PER_TURN) is not None:
+            self._warn_of_turns()
         return rewards.score(result, {}, name=f"{self._scorer.__name__}()")
+
+    def _warn_of_turns(self) -> None:
+        if not self._warned:
+            scorer = f"{calling.where(self._scorer)}{self._scorer.__name__}()"
+            calling.warn(
+                f"{scorer} gives `{_PER_TURN}`, which are not used:"
+                " every turn of an episode is trained with the reward of the episode"
+            )
+        self._warned = True
+
+
+def _names(function: Callable[..., Any], text: str) -> bool:
+    """Whether the text stands in the function's own code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and (text in code.co_names or text in repr(code.co_consts))
 
 
 def _dataset(given: Any, folder: Path) -> object:

@@ -24,6 +24,8 @@ class Session:
     opening: int = 0
     state: Any = None
     metrics: dict[str, float] = field(default_factory=dict)
+    # What the attempt holds outside of this process is given back.
+    cleaned_up: bool = False
 
     @property
     def answers(self) -> list[Message]:

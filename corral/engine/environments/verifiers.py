@@ -3,6 +3,8 @@
 verifiers: `dataset` (prompt or question, answer, info) and `rubric` (functions that name what they want, with
 weights; plural names make them a group's). Several turns have `env_response`, with `setup_state`,
 `is_completed` or @stop methods where the environment has them; tools are called by its own `env_response`.
+What is marked @cleanup is called once for each attempt that is scored, not for one that failed on the way. What
+is marked @teardown is not called, and a warning names it.
 The library's client, its sandboxes and trajectories are not there: an environment that needs them fails by
 name in the first sample.
 
@@ -58,6 +60,11 @@ class VerifiersEnvironment(EnvironmentAdapter):
         self._multi = (
             callable(getattr(given, "env_response", None)) and type(given).__name__ != "SingleTurnEnv"
         )
+        if teardown := ", ".join(f"{name_of(method)}()" for method in _marked(given, "teardown")):
+            calling.warn(
+                f"{teardown} of the environment, marked @teardown, is not called: its processes are ended at"
+                " once. What it leaves outside of them, such as a sandbox, has to end by itself"
+            )
         limit = getattr(given, "max_turns", None)
         functions = [f for f, _, _ in self._functions]
         self.description = self._described(
@@ -97,6 +104,8 @@ class VerifiersEnvironment(EnvironmentAdapter):
         asks = [getattr(self._given, "is_completed", None), *_stop_methods(self._given)]
         for ask in asks:
             if callable(ask) and await calling.call(ask, offered):
+                # The library's own `is_completed` calls what is marked @cleanup.
+                session.cleaned_up = hasattr(self._given, "_cleanup") and ask == asks[0]
                 return True
         return self.description.tools != [] and "tool_calls" not in session.messages[-1]
 
@@ -117,6 +126,7 @@ class VerifiersEnvironment(EnvironmentAdapter):
         if session.state is None:
             await self.start(session)
         session.state["completion"] = session.messages[session.opening :]
+        await self._clean_up(session)
         offered = _offered(session)
         parts: dict[str, Any] = {}
         weights: dict[str, float] = {}
@@ -127,6 +137,13 @@ class VerifiersEnvironment(EnvironmentAdapter):
                 weights[name] = weight
         scored = rewards.score(parts, weights) if parts else Score(0.0)
         return Score(scored.reward, {**session.metrics, **scored.metrics})
+
+    async def _clean_up(self, session: Session) -> None:
+        """Before the scores, as the library does it."""
+        if not session.cleaned_up:
+            session.cleaned_up = True
+            for method in _marked(self._given, "cleanup"):
+                await calling.awaited(method(session.state))
 
     async def group(self, sessions: Sequence[Session]) -> list[Score]:
         for session in sessions:
@@ -211,7 +228,11 @@ def _is_grouped(function: Callable[..., Any]) -> bool:
 
 def _stop_methods(given: object) -> list[Callable[..., Any]]:
     """Methods marked by @stop; where the class has `is_completed`, that asks them itself."""
-    if hasattr(given, "is_completed"):
-        return []
+    return [] if hasattr(given, "is_completed") else _marked(given, "stop")
+
+
+def _marked(given: object, mark: str) -> list[Callable[..., Any]]:
+    """Methods with this decorator of the library's, those of a higher priority first."""
     found = (getattr(given, name, None) for name in dir(given) if not name.startswith("__"))
-    return [method for method in found if callable(method) and getattr(method, "stop", False) is True]
+    marked = [method for method in found if callable(method) and getattr(method, mark, False) is True]
+    return sorted(marked, key=lambda method: (-getattr(method, f"{mark}_priority", 0), name_of(method)))
