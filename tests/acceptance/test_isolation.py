@@ -475,7 +475,7 @@ def test_a_host_does_not_believe_a_lock_that_makes_it_read_a_file(tmp_path: Path
     secret = tmp_path / "token"
     secret.write_text("corral_secret")
     built = BuiltEnvironment(python="3.11", lock=f"-r {secret}\n", digest="0" * 64)
-    context = SimpleNamespace(isolation=Isolation.of("off", [tmp_path]), base_env={}, home=tmp_path)
+    context = SimpleNamespace(isolation=Isolation.of("off", [tmp_path], {}), base_env={}, home=tmp_path)
     session = SimpleNamespace(lease=SimpleNamespace(spec=SimpleNamespace(environment=built)), control=None)
 
     with pytest.raises(PreparationFailed) as caught:
