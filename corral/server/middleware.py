@@ -28,12 +28,12 @@ from corral.domain.ids import TokenId
 from corral.domain.protocol import CLIENT_HEADER, PROTOCOL, SERVER_HEADER, parse_protocol
 from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
-from corral.server.coming_bodies import ComingBodies
+from corral.server.bodies.checked_json import checked
+from corral.server.bodies.deadlines import ComingBodies
+from corral.server.bodies.reading import checked_at_end, is_blob, limited
 from corral.server.connections import WaitingConnections
 from corral.server.errors import render
-from corral.server.json_bodies import checked
 from corral.server.rate_limits import RateLimits, is_vital, origin_key
-from corral.server.request_bodies import checked_at_end, is_blob, limited
 from corral.server.services import Services
 from corral.version import __version__
 

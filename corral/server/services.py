@@ -26,10 +26,10 @@ from corral.ports.clock import Clock
 from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.auth import TokenCache
+from corral.server.bodies.public import PublicBodies
 from corral.server.bulk_reads import BulkReads
 from corral.server.metrics import Counters
 from corral.server.open_streams import OpenStreams
-from corral.server.public_bodies import PublicBodies
 from corral.server.tls import TlsTrust
 from corral.store.store import Store
 

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from support.live_server import FakeHost, LiveServer, error_of, serve
 
 from corral.server.app import _ROUTES
+from corral.server.bodies.checked_json import MOST_KEYS, MOST_VALUES, is_raw
 from corral.server.fast_routes import match
-from corral.server.json_bodies import MOST_KEYS, MOST_VALUES, is_raw
 from corral.wire.errors import ErrorBody
 
 MANY = 50_000

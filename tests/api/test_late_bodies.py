@@ -12,7 +12,7 @@ import pytest
 from support.live_server import FakeHost, LiveServer, error_of, fresh, named, serve, sha
 from support.waiting import eventually
 
-from corral.server.coming_bodies import ComingBodies
+from corral.server.bodies.deadlines import ComingBodies
 from corral.store.transaction import Tx
 
 FRAMEWORK = "application/json; charset=utf-8"

@@ -13,7 +13,7 @@ import pytest
 from support.live_server import LiveServer, error_of, named, serve
 from support.waiting import eventually
 
-from corral.server.public_bodies import MEMORY_BYTES
+from corral.server.bodies.public import MEMORY_BYTES
 
 LIMIT = 1 << 20
 

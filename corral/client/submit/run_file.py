@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.paths import printable
-from corral.domain.secret_names import secret_names
+from corral.domain.secrets import secret_names
 from corral.wire.base import explain, validated
 from corral.wire.spec.run_file import RunFile, RunSpec, Scalar, in_clear
 

@@ -24,7 +24,7 @@ from corral.domain.ids import Digest, is_name
 from corral.domain.tokens import Token
 from corral.server import web_answers
 from corral.server.auth import Caller, WebCaller, origin_of
-from corral.server.public_bodies import spooled
+from corral.server.bodies.public import spooled
 from corral.server.rate_limits import origin_key
 from corral.server.routes.blobs import keep_all, user_holder
 from corral.server.routes.calls import get_chunks
