@@ -56,3 +56,11 @@ def looks_secret(name: str, value: str) -> bool:
     if words[-1] == "TOKEN":
         return before not in _OF_MODELS
     return words[-1] == "KEY" and before in _SECRET_KEYS
+
+
+def refusal(name: str) -> str:
+    """What is said of a name that looks so where plain variables are given."""
+    return (
+        f"looks like the name of a secret, and whoever sees the run reads it here: store it with"
+        f" `corral secrets set {name}` and name it in `secrets`; if it is none, name it in `public_env`"
+    )
