@@ -9,6 +9,9 @@ here, because nothing behind this sees it before it is whole.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +29,8 @@ from corral.server.tls import peer_of
 # Of a request's first line and fields, also of those behind a body.
 MAX_HEAD_BYTES = 64 << 10
 MAX_FIELDS = 100
+# Closing throws away what was not sent yet, and does not wait for it.
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class _HeadTooLarge(Exception):
@@ -110,6 +115,14 @@ class FastHttpProtocol(HttpToolsProtocol):
     def hang_up(self) -> None:
         self._corked.abort()
 
+    def cut_off(self) -> None:
+        """As `hang_up`, and what the system holds of the answer, which may be megabytes, is not sent."""
+        # The socket may be gone already.
+        with suppress(OSError, AttributeError):
+            connection = self._corked.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._corked.abort()
+
     def data_received(self, data: bytes) -> None:
         self._parsed = False
         super().data_received(data)
@@ -168,7 +181,7 @@ class FastHttpProtocol(HttpToolsProtocol):
         self._begin_head()
         super().on_message_begin()
         self.scope["state"]["peer"] = self._peer
-        self.scope["state"]["hang_up"] = self.hang_up
+        self.scope["state"]["hang_up"] = self.cut_off
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))

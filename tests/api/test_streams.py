@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import select
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -65,3 +67,26 @@ def test_a_download_ends_with_its_token(live: LiveServer) -> None:
         live.ok("DELETE", f"/v1/tokens/{token['id']}")
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             list(answer.iter_raw())
+
+
+def test_what_the_system_holds_of_a_download_is_thrown_away_with_its_token(live: LiveServer) -> None:
+    """ATK-14, SEC-19: four megabytes that were on their way still came after the revocation."""
+    data = bytes(24 << 20)
+    live.ok("PUT", f"/v1/projects/default/blobs/{sha(data)}", content=data)
+    token: Json = live.token("user")
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        slow.settimeout(30)
+        slow.connect(("127.0.0.1", live.port))
+        fields = f"Host: x\r\nAuthorization: Bearer {token['token']}"
+        slow.sendall(f"GET /v1/blobs/{sha(data)} HTTP/1.1\r\n{fields}\r\n\r\n".encode())
+        found = len(slow.recv(1000))
+        live.ok("DELETE", f"/v1/tokens/{token['id']}")
+        # Told by the system, before anything is read.
+        ended = select.poll()
+        ended.register(slow, select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
+        assert ended.poll(30_000)
+        with contextlib.suppress(ConnectionResetError):
+            while part := slow.recv(65536):
+                found += len(part)
+    assert found < 1 << 20

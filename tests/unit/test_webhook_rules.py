@@ -22,6 +22,7 @@ from corral.domain.calls import CALL_FINAL
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import new_delivery_id, new_webhook_id
 from corral.domain.runs.states import FINAL, RUN_TRANSITIONS, RunEvent, RunState
+from corral.domain.webhooks.addresses import parse_networks, refusal
 from corral.domain.webhooks.deliveries import (
     RETRY_AFTER_S,
     TEST,
@@ -266,3 +267,10 @@ def test_no_part_of_a_chats_message_is_longer_than_it_takes(given_parts: dict[st
         else:
             assert 1 <= len(block["text"]["text"]) <= SECTION_CHARS == 3000
     assert json.loads(json.dumps(made)) == made
+
+
+@pytest.mark.parametrize("address", ["192.88.99.1", "3fff::1", "5f00::1"])
+def test_addresses_that_some_python_takes_for_public_are_refused(address: str) -> None:
+    """ATK-14."""
+    assert refusal(address, ()) == f"{address} is not a public address"
+    assert refusal(address, parse_networks(address)) is None

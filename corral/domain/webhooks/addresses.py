@@ -16,6 +16,9 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 # IPv4 inside IPv6, as translators write it. The second is for use within one network only.
 _NAT64 = IPv6Network("64:ff9b::/96")
 _LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
+# Not public, though not every Python says so: 6to4 relays (RFC 7526), documentation (RFC 9637), and names of
+# segments (RFC 9602).
+_NOT_PUBLIC = (IPv4Network("192.88.99.0/24"), IPv6Network("3fff::/20"), IPv6Network("5f00::/16"))
 
 
 class WebhookTarget(NamedTuple):
@@ -137,6 +140,7 @@ def _kind(address: IPv4Address | IPv6Address) -> str | None:
         return "a private address"
     if address.is_private:
         return "a private address"
-    if address.is_reserved or not address.is_global:
+    special = any(_within(address, network) for network in _NOT_PUBLIC)
+    if special or address.is_reserved or not address.is_global:
         return "not a public address"
     return None
