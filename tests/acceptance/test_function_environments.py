@@ -27,17 +27,6 @@ from corral.worker.prepare.environments import Environments
 
 pytestmark = pytest.mark.timeout(170)
 
-# A worker that writes down every process that it starts.
-NOTING = (
-    "import runpy, sys\n"
-    "notes = open(sys.argv.pop(1), 'a', buffering=1)\n"
-    "def hook(event, args):\n"
-    "    if event == 'subprocess.Popen': notes.write(' '.join(map(str, args[1])).splitlines()[0] + '\\n')\n"
-    "sys.addaudithook(hook)\n"
-    "runpy.run_module('corral.worker', run_name='__main__')\n"
-)
-
-
 # What this process starts.
 STARTED: list[str] = []
 
@@ -51,15 +40,16 @@ sys.addaudithook(_note)
 
 
 class Place:
-    """A stack, a folder of wheels, and what the worker started."""
+    """A stack, a folder of wheels, and what the worker built."""
 
     def __init__(self, stack: LocalCluster, folder: Path) -> None:
         self.stack, self.folder = stack, folder
         self.wheels = folder / "wheels"
-        self.notes = folder / "started"
 
-    def uv_calls(self) -> int:
-        return sum("--color never" in line for line in self.notes.read_text().splitlines())
+    def built(self) -> dict[str, int]:
+        """Each environment of the host; one that is built anew has another number."""
+        found = (self.stack.home / "worker" / "environments" / "envs").iterdir()
+        return {path.name: path.stat().st_ino for path in found}
 
     def app(self, name: str, *python: str, **given: Any) -> corral.App:
         return corral.App(name, python=python, wheels=str(self.wheels), **given)
@@ -74,10 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         for version in ("1.0", "2.0", "3.0"):
             write_wheel(found.wheels, "hay", version)
         write_wheel(found.wheels, "straw", "1.0")
-        worker = made.own_worker(slots=20)
-        made.kill_worker(worker)
-        worker.argv = [sys.executable, "-c", NOTING, str(found.notes)]
-        made.start_worker(worker)
+        made.own_worker(slots=20)
         yield found
 
 
@@ -113,12 +100,12 @@ def test_two_versions_of_a_package_live_side_by_side_and_a_built_one_costs_nothi
 
     assert [first.remote(), second.remote(), first.remote()] == ["1.0", "2.0", "1.0"]
 
-    built = place.uv_calls()
-    assert built > 0
+    built = place.built()
+    assert len(built) == 2
     again = old.function(name="g")(lambda: (version_of_hay(), os.getpid()))
     assert again.remote()[0] == "1.0"
     assert again.remote()[1] != os.getpid()
-    assert place.uv_calls() == built, "another instance of the same lock starts no uv"
+    assert place.built() == built, "another instance of the same lock builds nothing"
 
 
 def test_what_was_resolved_is_remembered_for_the_next_program_and_a_deploy_asks_again(
