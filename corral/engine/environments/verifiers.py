@@ -3,8 +3,8 @@
 verifiers: `dataset` (prompt or question, answer, info) and `rubric` (functions that name what they want, with
 weights; plural names make them a group's). Several turns have `env_response`, with `setup_state`,
 `is_completed` or @stop methods where the environment has them; tools are called by its own `env_response`.
-What is marked @cleanup is called once for each attempt that is scored, not for one that failed on the way.
-What is marked @teardown is not called, and a warning names it.
+What is marked @cleanup is called once for each attempt that is scored, not for one that failed on the way;
+what is marked @teardown is not called, and a warning names it.
 The library's client, its sandboxes and trajectories are not there: an environment that needs them fails by
 name in the first sample.
 
