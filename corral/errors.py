@@ -47,6 +47,9 @@ class CorralError(Exception):
             self.hint = hint
         if fields:
             self.fields = tuple(fields)
+        if self.hint:
+            # Shown below the message by a traceback; whoever prints the message prints the hint himself.
+            self.add_note(f"hint: {self.hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not through __init__, whose arguments may be other than `args`.

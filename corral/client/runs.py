@@ -211,12 +211,17 @@ class Runs(Api):
 
     def iter_logs(self, run: str, *, tail: int | None = None) -> Iterator[LogLine]:
         """What there is now, from the start or the last `tail` lines."""
-        path = self._run(run, "logs")
-        page = self._transport.get(path, LogPage, {"tail": tail, "limit": 1000})
+        page = self.log_page(run, tail=tail)
         yield from page.items
         while page.items:
-            page = self._transport.get(path, LogPage, {"cursor": page.next, "limit": 1000})
+            page = self.log_page(run, cursor=page.next)
             yield from page.items
+
+    def log_page(self, run: str, *, cursor: str | None = None, tail: int | None = None) -> LogPage:
+        """What there is after `cursor`, a thousand lines at most; its `next` is where to go on."""
+        return self._transport.get(
+            self._run(run, "logs"), LogPage, {"cursor": cursor, "tail": tail, "limit": 1000}
+        )
 
     def follow(
         self,

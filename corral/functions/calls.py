@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from corral.errors import CorralError
 from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, Payload, backend
 from corral.functions.errors import CallCancelled, CallExpired, NotFinished, PickledResult, rebuild
@@ -58,6 +59,8 @@ class Call(Generic[R]):
         except KeyboardInterrupt:
             # Anew, without the frames of the wait; the call goes on.
             raise KeyboardInterrupt from None
+        except CorralError as error:
+            raise error.with_traceback(None) from None
         value: R = value_of(seen, self._name, allow_pickle=self._allow_pickle)
         return value
 
@@ -121,4 +124,10 @@ def failure_of(seen: CallStatus) -> BaseException:
         return CallCancelled(f"call {seen.id} was cancelled")
     if seen.error is None:
         return CallExpired(f"call {seen.id} {seen.state}, and its result is not kept any more")
-    return rebuild(seen.error)
+    return noted(rebuild(seen.error), seen.id)
+
+
+def noted(error: BaseException, call_id: str) -> BaseException:
+    """The exception, with where more is to be found: a traceback shows it below the message."""
+    error.add_note(f"call {call_id}; what it printed: corral calls logs {call_id}")
+    return error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import (
     Any,
@@ -30,6 +32,8 @@ T = TypeVar("T")
 H = TypeVar("H", covariant=True)
 _MISSING: Any = object()
 _HOOK = "_corral_hook"
+# Set on an object whose enter hooks have been run.
+_ENTERED = "_corral_entered"
 # What a method has once there is an object, and not before.
 _OF_OBJECTS = ("remote", "spawn", "map", "starmap", "for_each", "stream", "aio", "local", "with_options")
 # Marks a constructor that passes on what it is given.
@@ -107,7 +111,7 @@ class Method(Generic[H]):
     def __get__(self, instance: object | None, owner: type) -> Any:
         if instance is None:
             return self
-        bound = self.fn.__get__(instance, owner)
+        bound = _entered(self.fn.__get__(instance, owner), instance)
         if self.batch is not None:
             bound = functools.partial(_one_of_batch, bound)
         member: Member | None = getattr(owner, "_corral_member", None)
@@ -121,6 +125,58 @@ class Method(Generic[H]):
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         own = replace(base, **changes) if changes else None
         return Callee(self.name, kind_of(self.fn), is_async(self.fn), self.batch, settings=own)
+
+
+def _entered(bound: Callable[..., Any], instance: object) -> Callable[..., Any]:
+    """The method as it is called plainly: before the first call of the object its enter hooks are run."""
+    if _ENTERED in vars(instance) or not hooks(instance, "enter"):
+        return bound
+    if inspect.isasyncgenfunction(bound):
+
+        async def each(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            await _enter(instance)
+            async for item in bound(*args, **kwargs):
+                yield item
+
+        return functools.wraps(bound)(each)
+    if inspect.iscoroutinefunction(bound):
+
+        async def later(*args: Any, **kwargs: Any) -> Any:
+            await _enter(instance)
+            return await bound(*args, **kwargs)
+
+        return functools.wraps(bound)(later)
+
+    def now(*args: Any, **kwargs: Any) -> Any:
+        waiting = _enter(instance)
+        if any(is_async(hook) for hook in hooks(instance, "enter")):
+            asyncio.run(waiting)
+        else:
+            # Nothing in it waits: one step is all of it. A loop may run here, which could not run another.
+            with suppress(StopIteration):
+                waiting.send(None)
+        return bound(*args, **kwargs)
+
+    return functools.wraps(bound)(now)
+
+
+async def _enter(instance: object) -> None:
+    if _ENTERED in vars(instance):
+        return
+    # At once: a hook may call methods of the object.
+    mark_entered(instance)
+    try:
+        for hook in hooks(instance, "enter"):
+            if inspect.isawaitable(found := hook()):
+                await found
+    except BaseException:
+        del vars(instance)[_ENTERED]
+        raise
+
+
+def mark_entered(instance: object) -> None:
+    """Its enter hooks are run by whoever made it."""
+    vars(instance)[_ENTERED] = True
 
 
 def _one_of_batch(bound: Callable[..., Any], item: Any) -> Any:

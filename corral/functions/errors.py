@@ -49,6 +49,8 @@ class CallExpired(FunctionError):
 class InstanceLost(FunctionError):
     """The process that ran it died, more often than a call may lose one."""
 
+    hint = "What an instance said before it died is in its run: `corral logs RUN`."
+
 
 class CannotStart(FunctionError):
     """No instance of the endpoint can be started; the message has the reason."""

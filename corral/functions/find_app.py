@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -48,7 +50,18 @@ def find_app(text: str) -> tuple[list[App], Member | None]:
     own, _, method = name.partition(".")
     member = members.get(name) or members.get(own)
     if member is None:
-        raise FunctionError(f"{file} has no {name}; it has: {', '.join(sorted(members)) or 'nothing'}")
+        raise FunctionError(_no_such(file, name, members), hint=_did_you_mean(own, members))
     if method and method not in member.callees:
-        raise FunctionError(f"{own} has no method {method}; it has: {', '.join(sorted(member.callees))}")
+        raise FunctionError(
+            _no_such(own, f"method {method}", member.callees), hint=_did_you_mean(method, member.callees)
+        )
     return apps, member
+
+
+def _no_such(where: str, what: str, there: Iterable[str]) -> str:
+    return f"{where} has no {what}; it has: {', '.join(sorted(there)) or 'nothing'}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]}?" if near else ""

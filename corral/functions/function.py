@@ -10,10 +10,10 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from corral.errors import FunctionError
+from corral.errors import CorralError, FunctionError
 from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
-from corral.functions.calls import Call, read_payload
+from corral.functions.calls import Call, noted, read_payload
 from corral.functions.errors import EndpointGone, rebuild
 from corral.functions.interrupt import cancel_calls, interrupted, interrupted_making
 from corral.functions.map import RemoteMap
@@ -203,10 +203,16 @@ class Function(Generic[P, R]):
         except EndpointGone:
             # Nobody called it for so long that it was cleared away.
             backend().forget(target)
-            return backend().make(self._target(), asks, wait_s)
+        except CorralError as error:
+            # Without the frames of the client: the message has what they could tell.
+            raise error.with_traceback(None) from None
+        return backend().make(self._target(), asks, wait_s)
 
     def _target(self) -> EndpointTarget:
-        return backend().find(self.member)
+        try:
+            return backend().find(self.member)
+        except CorralError as error:
+            raise error.with_traceback(None) from None
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutgoingCall:
         self.check(args, kwargs)
@@ -245,7 +251,16 @@ class Function(Generic[P, R]):
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self._function}(): {error}") from None
+            raise TypeError(f"{self._function}(): {error}{self._unknown(kwargs)}") from None
+
+    def _unknown(self, kwargs: dict[str, Any]) -> str:
+        """Names that it does not have, where something else is wrong as well."""
+        assert self._signature is not None
+        known = self._signature.parameters
+        unknown = [name for name in kwargs if name not in known]
+        if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            return ""
+        return f"; it has no argument {', '.join(unknown)}, but: {', '.join(known) or 'none'}"
 
 
 class AsyncFunction(Function[P, R]):
@@ -284,7 +299,7 @@ class Generator(Function[P, R]):
                     yield read_payload(payload, self.member.endpoint, call_id, allow_pickle=app.allow_pickle)
                 if ended:
                     if error is not None:
-                        raise rebuild(error)
+                        raise noted(rebuild(error), call_id)
                     return
         except GeneratorExit:
             # Nobody reads on: it need not go on either.

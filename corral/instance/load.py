@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from corral.functions import serialize as codec
-from corral.functions.classes import hooks
+from corral.functions.classes import hooks, mark_entered
 from corral.functions.function import Function
 from corral.functions.importing import CallWhileImporting, importing
 
@@ -33,6 +33,7 @@ class LoadedCode:
         self._instance = target(**(params or {}))
         self.enters = hooks(self._instance, "enter")
         self.exits = hooks(self._instance, "exit")
+        mark_entered(self._instance)
 
     def find(self, name: str) -> Callable[..., Any]:
         if self._instance is None:

@@ -159,7 +159,9 @@ def calls_itself(depth: int) -> int:
 
 
 @app.function()
-def dies() -> None:
+def dies(code: int | None = None) -> None:
+    if code is not None:
+        os._exit(code)
     os.kill(os.getpid(), 9)
 
 

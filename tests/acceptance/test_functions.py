@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
 import time
@@ -108,6 +109,8 @@ def test_an_exception_comes_back_as_its_own_type() -> None:
         kit.fails.remote(5)
 
     assert caught.value.place == 5
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"call (c-\w+); what it printed: corral calls logs \1", note), "HOUR-08"
     assert "raise Trouble(place)" in str(caught.value.__cause__)
 
 
@@ -277,9 +280,16 @@ def test_a_function_that_calls_itself_gets_as_many_instances_as_it_may() -> None
     assert kit.calls_itself.remote(0) == 0
 
 
-def test_an_instance_that_dies_fails_the_call_after_a_few_and_says_so() -> None:
-    with pytest.raises(corral.InstanceLost, match="3 instances"):
-        kit.dies.spawn().result(120)
+@pytest.mark.parametrize(("code", "how"), [(None, "signal 9"), (3, "exit code 3")])
+def test_an_instance_that_dies_fails_the_call_after_a_few_and_says_so(code: int | None, how: str) -> None:
+    """HOUR-08: how the last of them ended, and which it was."""
+    call = kit.dies.spawn(code)
+
+    with pytest.raises(corral.InstanceLost, match=rf"3 instances; the last, r-\w+, .*{how}") as caught:
+        call.result(120)
+
+    assert "corral logs" in caught.value.hint
+    assert f"corral calls logs {call.id}" in caught.value.__notes__[-1]
 
 
 def test_async_callers_wait_without_blocking() -> None:

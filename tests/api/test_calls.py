@@ -92,6 +92,19 @@ def test_a_new_version_of_a_program_that_nobody_calls_gets_no_instance(
     assert len(endpoint.runs()) == 1
 
 
+def test_a_call_that_no_host_can_take_says_what_they_lack(live: LiveServer, worker: FakeHost) -> None:
+    """HOUR-10: the reason itself, and not only where to ask for it."""
+    endpoint = deploy(live, worker, resources={"hosts": [worker.name], "gpus": 64})
+    (call,) = endpoint.call()
+
+    def waits() -> str:
+        return str(live.ok("GET", f"/v1/calls/{call}")["waiting"])
+
+    said = eventually(lambda: "needs 64 GPUs" in waits() and waits(), "the reason")
+
+    assert worker.name in str(said)
+
+
 def test_a_host_that_was_cut_off_keeps_the_calls_that_nobody_took(live: LiveServer, worker: FakeHost) -> None:
     """STO-08: as a run keeps its work. A second instance, or the same one, is not given them again."""
     endpoint = deploy(live, worker, scaling={"concurrency": 4})

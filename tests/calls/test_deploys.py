@@ -218,7 +218,7 @@ def test_a_removed_function_ends_its_instances(app: Harness) -> None:
 
 def test_serve_takes_over_each_change_and_clears_up_at_the_end(app: Harness) -> None:
     """RF-C26, RF-C34, RF-D55: on this machine, with no account; what does not import changes nothing."""
-    app.write("return 1")
+    app.write("print('one is said'); return 1")
     env = {**CLEAN, "CORRAL_HOME": str(app.scene.stack.home), "PYTHONUNBUFFERED": "1"}
     log = app.file.with_suffix(".log")
     with log.open("wb") as out:
@@ -226,6 +226,9 @@ def test_serve_takes_over_each_change_and_clears_up_at_the_end(app: Harness) -> 
     try:
         eventually(lambda: b"version 1" in log.read_bytes(), "it to serve")
         assert app.says.remote() == 1
+        # HOUR-08: what it prints, and each call when it has ended.
+        eventually(lambda: b" one is said" in log.read_bytes(), "its output to be shown")
+        eventually(lambda: b"says succeeded" in log.read_bytes(), "the call to be shown")
         _changed(app, "return 2")
         eventually(_says(app, 2), "the change to serve", within_s=60)
         _changed(app, "return (")
@@ -239,6 +242,24 @@ def test_serve_takes_over_each_change_and_clears_up_at_the_end(app: Harness) -> 
         serving.kill()
         serving.wait(20)
     eventually(lambda: app.endpoint not in {one.name for one in app.remote.corral.endpoints.all()}, "its end")
+
+
+def test_the_output_of_instances_is_followed(app: Harness) -> None:
+    """HOUR-08, NEW-16: `corral fn logs -f`."""
+    app.deploy("import time; print(f'said at {time.time()}'); return 1")
+    app.says.remote()
+    env = {**CLEAN, "CORRAL_HOME": str(app.scene.stack.home), "PYTHONUNBUFFERED": "1"}
+    log = app.file.with_suffix(".log")
+    with log.open("wb") as out:
+        command = [CORRAL, "fn", "logs", "-f", app.endpoint]
+        following = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+    try:
+        eventually(lambda: log.read_bytes().count(b"said at") == 1, "what was said before")
+        app.says.remote()
+        eventually(lambda: log.read_bytes().count(b"said at") == 2, "what is said now")
+    finally:
+        following.kill()
+        following.wait(20)
 
 
 def _changed(app: Harness, body: str) -> None:

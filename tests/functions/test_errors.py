@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import corral
 from corral.functions import errors
+from corral.functions.find_app import find_app
+
+ROOT = Path(__file__).parents[2]
 
 
 class Odd(ValueError):
@@ -79,3 +86,44 @@ def test_bases_are_named_for_retries() -> None:
 
     assert isinstance(bases, list)
     assert {"OSError", "builtins.OSError", "FileNotFoundError"} <= set(bases)
+
+
+def test_a_program_without_a_server_is_told_what_to_do_in_a_few_lines(tmp_path: Path) -> None:
+    """HOUR-11, NEW-18: the hint once, and no frames of the client."""
+    program = (
+        "import corral\n"
+        "app = corral.App('alone')\n"
+        "@app.function()\n"
+        "def f(): ...\n"
+        "if __name__ == '__main__':\n"
+        "    f.remote()\n"
+    )
+    (tmp_path / "alone.py").write_text(program)
+    env = {"CORRAL_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = [
+        subprocess.run([sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True)
+        for words in (["alone.py"], ["-m", "corral", "fn", "run", "alone.py::f"])
+    ]
+
+    assert [one.stderr.count("hint: Start it with `corral up --detach`") for one in done] == [1, 1]
+    assert done[0].stderr.count("File ") <= 3, done[0].stderr
+
+
+def test_a_name_that_was_mistyped_is_guessed(tmp_path: Path) -> None:
+    """HOUR: `a.py::sqare`, and an argument of another name."""
+    app = corral.App("typos")
+
+    def square(x: int) -> int:
+        return x * x
+
+    made = app.function()(square)
+    (tmp_path / "typos.py").write_text(
+        "import corral\napp = corral.App('typos')\n@app.function()\ndef square(x): ...\n"
+    )
+
+    with pytest.raises(corral.FunctionError) as caught:
+        find_app(f"{tmp_path / 'typos.py'}::sqare")
+    with pytest.raises(TypeError, match="it has no argument y, but: x"):
+        made.check((), {"y": 6})
+
+    assert caught.value.hint == "Did you mean square?"

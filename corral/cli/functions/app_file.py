@@ -33,7 +33,7 @@ def load_app(text: str) -> tuple[list[App], Member | None]:
     except CallWhileImporting as error:
         raise InvalidInput(error.message, hint="What it is to do as a program goes there.") from None
     except FunctionError as error:
-        raise InvalidInput(str(error), hint="Name a Python file that makes an app.") from None
+        raise InvalidInput(str(error), hint=error.hint or "Name a Python file that makes an app.") from None
     except CorralError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's module may raise anything

@@ -11,9 +11,10 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.functions.app_file import File, backend_of, load_app
+from corral.cli.functions.watch import EndpointWatch
 from corral.cli.options import AsJson
 from corral.client.corral import Corral
-from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
 from corral.functions.app import App
 from corral.functions.http_backend import HttpBackend
 from corral.functions.member import Member
@@ -94,21 +95,39 @@ def _deployed(corral: Corral, backend: HttpBackend, member: Member, wait_s: floa
 
 
 def serve(file: File) -> None:
-    """Deploy an app for as long as this runs, and again whenever its files change."""
+    """Deploy an app for as long as this runs, and again whenever its files change.
+
+    What its functions print is shown, and each call when it has ended.
+    """
     stamps: dict[Path, float] = {}
     names: set[tuple[str, str]] = set()
-    try:
-        while True:
-            now = _stamps(Path(file.partition("::")[0]))
-            if now != stamps:
-                stamps = now
-                names |= _serve_once(file)
-            time.sleep(_WATCH_S)
-    except KeyboardInterrupt:
-        with connect() as corral:
+    with connect() as corral:
+        watches: dict[str, EndpointWatch] = {}
+        try:
+            while True:
+                now = _stamps(Path(file.partition("::")[0]))
+                if now != stamps:
+                    stamps = now
+                    names |= _serve_once(file)
+                _show_new(corral, watches, names)
+                time.sleep(_WATCH_S)
+        except KeyboardInterrupt:
             for project, name in sorted(names):
                 corral.endpoints.remove(project, name)
-        render.note("\nstopped serving")
+            render.note("\nstopped serving")
+
+
+def _show_new(corral: Corral, watches: dict[str, EndpointWatch], names: set[tuple[str, str]]) -> None:
+    try:
+        for project, name in sorted(names):
+            if name not in watches:
+                watches[name] = EndpointWatch(corral, project)
+                watches[name].skip_earlier([name])
+            watches[name].show_output(name)
+            watches[name].show_calls(name)
+    except ServerUnreachable:
+        # It is looked again soon; what was said meanwhile is kept.
+        return
 
 
 def _stamps(file: Path) -> dict[Path, float]:

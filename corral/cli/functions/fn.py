@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated
 
 import typer
@@ -13,11 +14,13 @@ from corral.cli.functions.access import access, token
 from corral.cli.functions.check import check_app
 from corral.cli.functions.deploy import deploy, serve
 from corral.cli.functions.run import run_function
+from corral.cli.functions.watch import EndpointWatch
 from corral.cli.options import AsJson, command_group
-from corral.client.runs import RunQuery
 from corral.domain.errors import InvalidInput, NotFound
 from corral.settings import read_settings
 from corral.wire.endpoints import Scaling
+
+_FOLLOW_S = 0.5
 
 app = command_group("Run, serve and deploy functions.")
 app.command("run")(run_function)
@@ -145,13 +148,17 @@ def stop(
 
 
 @app.command("logs")
-def logs(name: Endpoint, tail: Annotated[int, typer.Option("--tail", "-n", min=1)] = 100) -> None:
+def logs(
+    name: Endpoint,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=1)] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> None:
     """Print what the instances of an endpoint said last."""
     with connect() as corral:
-        runs = [run for run in corral.runs.page(RunQuery(name=name), limit=5).items if run.kind == "service"]
-        if not runs:
+        watch = EndpointWatch(corral, read_settings().project, tail=tail)
+        if not watch.instances(name) and not follow:
             raise NotFound(f"{name} has had no instance yet", hint="Call it once.")
-        for run in reversed(runs):
-            render.note(f"{run.id} ({run.state})")
-            for line in corral.runs.iter_logs(run.id, tail=tail):
-                render.pass_on(f"{line.call or '-'} {line.text}", err=line.stream != "stdout")
+        watch.show_output(name)
+        while follow:
+            time.sleep(_FOLLOW_S)
+            watch.show_output(name)

@@ -38,7 +38,8 @@ def from_response(response: httpx.Response) -> CorralError:
         return _not_ours(response)
     server = parse_protocol(response.headers.get(SERVER_HEADER))
     if isinstance(error, InvalidInput) and server < PROTOCOL:
-        error.hint = newer_client_hint(server, response.headers.get("corral-version", ""))
+        hint = newer_client_hint(server, response.headers.get("corral-version", ""))
+        error = type(error)(error.message, hint=hint, fields=error.fields)
     if isinstance(error, StoreUnavailable) and response.headers.get("retry-after", "").isdecimal():
         error.retry_after_s = float(response.headers["retry-after"][:6])
     return error

@@ -149,7 +149,21 @@ def lose(tx: Tx, call_id: CallId, *, now: float) -> CallRecord | None:
     call = call._replace(lost=call.lost + 1)
     if call.lost < MOST_LOST:
         return requeue(tx, call, at=now, lost_by=call.lease_id)
-    return fail(tx, call, _LOST_TYPE, f"it lost {call.lost} instances", now=now)
+    return fail(tx, call, _LOST_TYPE, f"it lost {call.lost} instances{_last_end(tx, call)}", now=now)
+
+
+def _last_end(tx: Tx, call: CallRecord) -> str:
+    """How the last of its instances ended."""
+    run = None if call.run_id is None else tx.runs.get(call.run_id)
+    if run is None:
+        return ""
+    if run.exit_code is not None:
+        how = f"ended with exit code {run.exit_code}"
+    elif run.signal is not None:
+        how = f"was killed by signal {run.signal}"
+    else:
+        how = f"ended: {run.detail or run.reason or 'its host was lost'}"
+    return f"; the last, {run.id}, {how}"
 
 
 def keep_held(tx: Tx, lease_id: LeaseId, call_ids: Sequence[CallId]) -> list[CallId]:

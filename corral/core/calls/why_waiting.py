@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from corral.core.endpoints.failed_starts import FailedStarts
 from corral.domain.calls import PREPARING, CallPool, CallRecord, CallState
 from corral.domain.endpoints import Instance
+from corral.domain.runs.runs import Run
 from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
 
+# Why no host can take a run, in words; None if one may.
+WhyNowhere = Callable[[Run], str | None]
 
-def why_waiting(tx: Tx, call: CallRecord, now: float, starts: FailedStarts) -> str | None:
+
+def why_waiting(
+    tx: Tx, call: CallRecord, now: float, starts: FailedStarts, nowhere: WhyNowhere
+) -> str | None:
     """None for a call that has begun or ended."""
     if call.state is not CallState.QUEUED:
         return None
@@ -28,14 +35,16 @@ def why_waiting(tx: Tx, call: CallRecord, now: float, starts: FailedStarts) -> s
     failed = starts.last(CallPool(endpoint.id, *place))
     if failed is not None:
         return f"its instance, which failed to start {failed.times} times: {failed.why.splitlines()[0]}"
-    found = (text for one in mine if (text := _state_of(tx, one)) is not None)
+    found = (text for one in mine if (text := _state_of(tx, one, nowhere)) is not None)
     return next(found, "an instance, which is about to be made")
 
 
-def _state_of(tx: Tx, instance: Instance) -> str | None:
+def _state_of(tx: Tx, instance: Instance, nowhere: WhyNowhere) -> str | None:
     run = tx.runs.get(instance.run_id)
     if run is None:
         return None
+    if run.state is not RunState.RUNNING and (lacking := nowhere(run)) is not None:
+        return f"a host for its instance; {lacking}"
     if run.state is not RunState.RUNNING:
         return f"a host for its instance; `corral why {run.id}` says which hosts fit"
     for lease in tx.leases.live_of_run(run.id):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -15,6 +16,7 @@ from corral.core.calls.retry import retry
 from corral.core.calls.transitions import cancel
 from corral.core.calls.why_waiting import why_waiting
 from corral.core.leases.fence import fence
+from corral.core.queue.nowhere import why_nowhere
 from corral.core.storage.blobs import check_of_lease
 from corral.core.wakeups import wait_for
 from corral.domain.calls import CALL_FINAL, CallFilter, CallOptions, CallRecord, CallState, Payload
@@ -166,7 +168,9 @@ async def get_call(call_id: str, caller: User, svc: Svc, wait_s: WaitSeconds = 0
     def unit(tx: Tx) -> wire.CallView:
         # It may have begun meanwhile.
         now = tx.calls.get(call.id) or call
-        why = why_waiting(tx, now, svc.clock.now(), svc.calls.starts)
+        moment = svc.clock.now()
+        nowhere = partial(why_nowhere, tx, now=moment, policy=svc.policy, shapes=svc.board.shapes)
+        why = why_waiting(tx, now, moment, svc.calls.starts, nowhere)
         return _view(now, svc).model_copy(update={"waiting": why})
 
     return await svc.store.read(unit)
