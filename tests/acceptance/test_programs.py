@@ -484,6 +484,22 @@ def test_an_interrupt_cancels_the_calls_that_were_waited_for(
         assert sum(one in said for one in ended) == count
 
 
+def test_a_call_that_no_host_can_take_soon_says_why(stack: LocalCluster, tmp_path: Path) -> None:
+    """HOUR-10: one line on stderr, with the reason itself."""
+    text = INTERRUPTED.format(name="nowhere", does="rest.remote(1)").replace("(max_inst", "(gpu=64, max_inst")
+    (tmp_path / "waits.py").write_text(text)
+    program = start(stack, tmp_path, "waits.py")
+    assert program.stderr is not None
+
+    said = program.stderr.readline()
+
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=60)
+    (call,) = calls_of(stack, "nowhere")
+    assert f"call {call.id}" in said
+    assert "needs 64 GPUs" in said
+
+
 def test_an_interrupt_leaves_what_was_spawned(stack: LocalCluster, tmp_path: Path) -> None:
     """HOUR-01."""
     does = "rest.spawn(1).result()"

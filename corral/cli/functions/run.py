@@ -46,6 +46,7 @@ def run_function(
     args, kwargs = _arguments(arg or [])
     if here:
         found: Any = _own(file)
+        _check_arguments(found, args, kwargs)
         value = found(*args, **kwargs)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
@@ -54,12 +55,7 @@ def run_function(
     with connect() as corral:
         backends.set_backend(backend_of(corral))
         handle: Any = _own(file) if ".py" in file else _deployed_one(file)
-        try:
-            handle.check(args, kwargs)
-        except TypeError as error:
-            raise InvalidInput(
-                str(error), hint="Give arguments as `--arg VALUE` or `--arg NAME=VALUE`."
-            ) from None
+        _check_arguments(handle, args, kwargs)
         if isinstance(handle, Generator):
             for item in handle.stream(*args, **kwargs):
                 _show(item, as_json=as_json)
@@ -81,6 +77,14 @@ def run_function(
             ) from None
         _show_output(call)
         _show(value, as_json=as_json)
+
+
+def _check_arguments(handle: Function[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+    try:
+        handle.check(tuple(args), kwargs)
+    except TypeError as error:
+        hint = "Give arguments as `--arg VALUE` or `--arg NAME=VALUE`."
+        raise InvalidInput(str(error), hint=hint) from None
 
 
 def _show_output(call: Call[Any]) -> None:
