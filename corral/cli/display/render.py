@@ -199,8 +199,12 @@ def count(number: int, thing: str) -> str:
 
 
 def dollars(amount: float | None) -> str | None:
-    """`$12.34`; with more digits where it is less than a dollar."""
-    return None if amount is None else f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.2g}"
+    """`$12.34`, and of small amounts two digits more: `$0.0042`."""
+    if amount is None:
+        return None
+    if 0 < amount < 0.0001:
+        return "less than $0.0001"
+    return f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
 
 
 def number(value: float) -> str:

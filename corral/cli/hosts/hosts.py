@@ -38,7 +38,7 @@ def list_hosts(
 ) -> None:
     """List hosts and what they have."""
     with connect() as corral:
-        if watch:
+        if watch and not as_json:
             watch_hosts(corral, everything=everything)
         found = corral.hosts.all()
     hosts = [host for host in found if everything or host.revoked_at is None]
