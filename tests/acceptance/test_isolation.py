@@ -313,20 +313,18 @@ def test_a_run_changes_nothing_outside_but_what_all_may_write_to(isolated: Insta
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_user_without_powers_is_kept_from_writing_too(
-    tmp_path: Path, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+    folder_of_all: Path, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ATK-03: to what its user owns; also on a system that lacks the newer calls."""
     if one_by_one:
         monkeypatch.setattr(view, "_has_tree_calls", lambda _: False)
-    outside, mine, hidden = (tmp_path / name for name in ("outside", "mine", "hidden"))
+    outside, mine, hidden = (folder_of_all / name for name in ("outside", "mine", "hidden"))
     for path in (outside, mine, hidden):
         path.mkdir()
         os.chown(path, 65534, 65534)
     (outside / "given").mkdir()
     (mine / "given").mkdir()
     (hidden / "secret").write_text("x")
-    for path in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
-        path.chmod(0o755)
     for path in (outside / "given", mine / "given"):
         os.chown(path, 65534, 65534)
 
@@ -340,7 +338,7 @@ def test_a_user_without_powers_is_kept_from_writing_too(
     def tried() -> bool:
         shown = [(str(mine), True), (str(mine / "given"), False), (str(hidden / "deep"), True)]
         view.enter(([str(hidden)], shown, False))
-        kept = (outside, outside / "given", mine / "given", hidden, tmp_path)
+        kept = (outside, outside / "given", mine / "given", hidden, folder_of_all)
         return writes(mine) and not any(map(writes, kept)) and not [*hidden.iterdir()]
 
     assert as_nobody(tried)

@@ -299,7 +299,7 @@ def test_the_shell_lists_shows_fills_fetches_and_removes(
     assert "version 3, 1 file" in run("rm", "shelf", "deep")
     run("get", "shelf", "deep/y", "old", "--version", "2")
     assert (tmp_path / "old").read_text() == "x"
-    assert "removed" in run("rm", "shelf")
+    assert "removed" in run("rm", "shelf", "--yes")
     assert "shelf" not in run("ls")
 
 
