@@ -245,7 +245,7 @@ pathlib.Path("pkg/words.py").write_text("HELLO = 'spoilt'")
     for _ in range(2):
         run = fleet.python(look, code=code, inputs={"data": data})
         assert fleet.final(run).state == "succeeded"
-        assert fleet.output(run) == "from the code 1,2,3 0o444\n"
+        assert fleet.output(run) == "from the code 1,2,3 0o400\n"
     eventually(lambda: not fleet.lease_folders() or None, "read-only inputs are removed too")
 
 

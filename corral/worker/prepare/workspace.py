@@ -155,8 +155,8 @@ def make_read_only(root: Path) -> None:
     for parent, _, names in os.walk(root):
         for name in names:
             path = os.path.join(parent, name)
-            os.chmod(path, 0o555 if os.lstat(path).st_mode & stat.S_IXUSR else 0o444)
-        os.chmod(parent, 0o555)
+            os.chmod(path, 0o500 if os.lstat(path).st_mode & stat.S_IXUSR else 0o400)
+        os.chmod(parent, 0o500)
 
 
 def remove_tree(path: Path) -> None:
