@@ -16,6 +16,7 @@ from corral.core.runs.group_results import settings_of
 from corral.core.runs.more_memory import asks_for_more
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
+from corral.domain.hosts.capability import RamNow
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots
 from corral.domain.ids import HostId, LeaseId
@@ -156,7 +157,13 @@ def lease_json(grant: Grant, policy: ServerPolicy) -> str:
 
 
 def host_view(
-    host: Host, busy: int, *, now: float, policy: ServerPolicy, credential_expires_at: float | None = None
+    host: Host,
+    busy: int,
+    *,
+    now: float,
+    policy: ServerPolicy,
+    credential_expires_at: float | None = None,
+    ram: RamNow | None = None,
 ) -> HostView:
     capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
     counts = capability
@@ -172,6 +179,7 @@ def host_view(
             "capability": capability,
             "declared": None if host.declared is None else json.loads(host.declared),
             "effective": counts,
+            "ram_free_bytes": None if ram is None else ram.free_bytes,
             "effective_slots": effective_slots(host.slots, declared_of(host)),
             "set_aside_until": host.set_aside_until if aside else None,
             "set_aside_why": host.set_aside_why if aside else None,

@@ -86,6 +86,17 @@ class LeaseJob:
         return self._slot.is_lent
 
     @property
+    def rss_bytes(self) -> int:
+        """What its child and all below it have of the host's memory; 0 where that is not known yet."""
+        return 0 if self.child_ended else self._vitals.rss_bytes
+
+    @property
+    def unused_ram_bytes(self) -> int:
+        """What was set aside for it and it has not taken yet."""
+        promised = self.lease.spec.resources.min_ram or 0
+        return 0 if self.child_ended else max(0, promised - self.rss_bytes)
+
+    @property
     def may_have_lapsed(self) -> bool:
         """Whether the lease may have run out unnoticed; the next beat takes it up again."""
         return not self.control.lost and self._beater.silent_s > self.lease.lease_s

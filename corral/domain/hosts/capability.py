@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 GIB = 1 << 30
 # What the training engine is made of, by the names that pip knows.
@@ -21,6 +22,14 @@ class Gpu:
     memory_bytes: int | None = None
     compute_capability: str | None = None
     driver: str | None = None
+
+
+class RamNow(NamedTuple):
+    """What a worker sees of its host's memory: bytes that are free beyond what its runs were promised and
+    have not used yet (page cache counts as free), and bytes that its runs use."""
+
+    free_bytes: int
+    runs_bytes: int = 0
 
 
 @dataclass(frozen=True)

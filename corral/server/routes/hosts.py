@@ -197,4 +197,5 @@ def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
 
 def _view(tx: Tx, host: Host, busy: int, svc: Services, now: float) -> HostView:
     expires_at = enrol.credential_ends(tx, host, now=now)
-    return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=expires_at)
+    ram, policy = svc.board.roster.ram(host.id), svc.policy
+    return host_view(host, busy, now=now, policy=policy, credential_expires_at=expires_at, ram=ram)

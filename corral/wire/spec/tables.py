@@ -43,7 +43,7 @@ class Resources(Exact):
         120, ge=0, le=30 * 86400, description="How long, from the moment that the run became ready."
     )
     min_ram: Size | None = Field(
-        None, ge=0, le=1 << 50, description="Memory of the host; the run has it to itself."
+        None, ge=0, le=1 << 50, description="Memory of the host that is free; the run has it to itself."
     )
     min_cores: int | None = Field(
         None, ge=0, le=100_000, description="Physical cores of the host; the run has them to itself."

@@ -77,6 +77,11 @@ class HostProbe:
         found = self.gpus.survey(self.environ)
         return HostSnapshot(self._capability(found), self._free(found))
 
+    def ram_free(self) -> int | None:
+        """Bytes of memory that are free now. Page cache counts as free."""
+        free = _least(_known(lambda: psutil.virtual_memory().available), memory_left(self.root))
+        return None if free is None else max(0, free)
+
     def _capability(self, found: GpuSurvey) -> Capability:
         machine = platform.machine().lower()
         return Capability(
@@ -103,7 +108,7 @@ class HostProbe:
     def _free(self, found: GpuSurvey) -> FreeResources:
         states = found.gpus
         return FreeResources(
-            ram_bytes=_least(_known(lambda: psutil.virtual_memory().available), memory_left(self.root)),
+            ram_bytes=self.ram_free(),
             disk_bytes=_known(lambda: shutil.disk_usage(_existing(self.data_dir)).free),
             gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
         )
