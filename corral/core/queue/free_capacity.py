@@ -134,7 +134,7 @@ class HostCapacity:
         if need.min_cores:
             yield _Amount(need.min_cores, have.cores, self._cores, str, "cores")
         if need.min_disk_bytes:
-            yield _Amount(need.min_disk_bytes, have.disk_bytes, self._disk_bytes, gib, "disk")
+            yield _Amount(need.min_disk_bytes, have.disk_bytes, self._disk_bytes, gib, need.disk_words)
 
     def _set_aside(self, ram_bytes: int, cores: int, disk_bytes: int) -> None:
         self._ram_bytes += ram_bytes

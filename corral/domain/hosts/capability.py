@@ -101,6 +101,11 @@ class Requirements:
         return self.min_ram_bytes or 0, self.min_cores or 0, self.min_disk_bytes or 0
 
     @property
+    def disk_words(self) -> str:
+        """What its disk is for, for people: a training run's counts the model, where its size was known."""
+        return "disk for itself and its model" if self.kind == "train" and self.model else "disk"
+
+    @property
     def gpus_at_best(self) -> int:
         """How many it takes where they are to be had."""
         return max(self.gpus, 1 if self.prefer == "cuda" else 0)
@@ -126,7 +131,7 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
                 *_engine_shortfalls(need, have),
                 *_system_shortfalls(need, have),
                 *_size("RAM", need.min_ram_bytes, have.ram_bytes),
-                *_size("disk", need.min_disk_bytes, have.disk_bytes),
+                *_size(need.disk_words, need.min_disk_bytes, have.disk_bytes),
                 *_gpu_shortfalls(need, have),
             ]
         )

@@ -52,7 +52,10 @@ class Resources(Exact):
         None,
         ge=0,
         le=1 << 60,
-        description="Of the disk that the worker keeps its data on; the run has it to itself.",
+        description=(
+            "Of the disk that the worker keeps its data on; the run has it to itself. "
+            "Of a training run what its model takes is added, where that is known."
+        ),
     )
     min_compute_capability: str | None = Field(
         None, pattern=r"^\d{1,3}\.\d{1,3}$", description='Of each GPU, as `"8.0"`.'
