@@ -18,6 +18,7 @@ from corral.core.runs.group_results import settings_of
 from corral.core.runs.more_memory import asks_for_more
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
+from corral.domain.hosts.capability import RamNow
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots
 from corral.domain.hosts.samples import HostSampleRecord
@@ -170,6 +171,7 @@ def host_view(
     policy: ServerPolicy,
     credential_expires_at: float | None = None,
     sample: HostSampleRecord | None = None,
+    ram: RamNow | None = None,
 ) -> HostView:
     capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
     counts = capability
@@ -185,6 +187,7 @@ def host_view(
             "capability": capability,
             "declared": None if host.declared is None else json.loads(host.declared),
             "effective": counts,
+            "ram_free_bytes": None if ram is None else ram.free_bytes,
             "effective_slots": effective_slots(host.slots, declared_of(host)),
             "set_aside_until": host.set_aside_until if aside else None,
             "set_aside_why": host.set_aside_why if aside else None,

@@ -169,6 +169,9 @@ class HostView(Answer):
         None, description="What counts: the more restrictive of what it reports and what is declared."
     )
     effective_slots: int | None = None
+    ram_free_bytes: int | None = Field(
+        None, description="RAM that is free now beyond what its runs were promised, as its worker last said."
+    )
     strikes: int = Field(0, description="Failures in a row that look like its own.")
     set_aside_until: float | None = None
     set_aside_why: str | None = None

@@ -28,6 +28,19 @@ Seconds = Annotated[float, Field(ge=0, le=1e10)]
 Moment = Annotated[float, Field(ge=-1e11, le=1e11)]
 
 
+class RamReport(Strict):
+    """What a worker sees of its host's memory."""
+
+    free_bytes: int = Field(
+        ge=0,
+        lt=2**62,
+        description=(
+            "Free now, beyond what its runs were promised and have not used yet. Page cache counts as free."
+        ),
+    )
+    runs_bytes: int = Field(0, ge=0, lt=2**62, description="What its runs use.")
+
+
 class ClaimRequest(Strict):
     """Ask for up to `max_leases`; wait up to `wait_s` for one. `holding` on the first call of a boot."""
 
@@ -40,6 +53,7 @@ class ClaimRequest(Strict):
     capability: CapabilityReport | None = None
     holding: list[str] | None = Field(None, max_length=10_000)
     draining: bool = False
+    ram: RamReport | None = Field(None, description="Null is unknown: then what it has in all counts.")
 
     @model_serializer(mode="wrap")
     def _as_older_servers_know_it(self, as_table: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -47,6 +61,8 @@ class ClaimRequest(Strict):
         table: dict[str, Any] = as_table(self)
         if not self.lent_slots:
             table.pop("lent_slots", None)
+        if self.ram is None:
+            table.pop("ram", None)
         return table
 
 

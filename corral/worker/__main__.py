@@ -127,6 +127,7 @@ def work(settings: Settings, child_umask: int) -> int:
         slots=slots,
         capability=capability,
         probe=machine.capability,
+        ram_free=machine.ram_free,
     )
     logger.info("worker of host %s (%s) with %d slots", identity.name, identity.host_id, slots)
     CredentialRotation(credential).start()

@@ -14,7 +14,7 @@ from corral.client.environments.lock import Lock
 from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailable
 from corral.domain.hosts.capability import Capability
 from corral.wire.hosts import CapabilityReport
-from corral.wire.leases import ClaimAnswer, ClaimRequest, LeaseView
+from corral.wire.leases import ClaimAnswer, ClaimRequest, LeaseView, RamReport
 from corral.worker.child.strays import reap_orphans, sweep
 from corral.worker.context import WorkerContext
 from corral.worker.job import LeaseJob
@@ -58,6 +58,7 @@ class Agent:
     slots: int
     capability: Capability
     probe: Callable[[], Capability]
+    ram_free: Callable[[], int | None] = lambda: None
     _known_capability: Capability | None = None
     _boot_id: str = field(default_factory=lambda: secrets.token_hex(16))
     _holding: list[str] | None = field(default_factory=list)
@@ -182,7 +183,16 @@ class Agent:
             wait_s=CLAIM_WAIT_S if free else 0,
             capability=CapabilityReport.model_validate(asdict(capability)) if news else None,
             holding=self._holding,
+            ram=self._ram(),
         )
+
+    def _ram(self) -> RamReport | None:
+        free = self.ram_free()
+        if free is None:
+            return None
+        jobs = self._jobs()
+        unused = sum(job.unused_ram_bytes for job in jobs)
+        return RamReport(free_bytes=max(0, free - unused), runs_bytes=sum(job.rss_bytes for job in jobs))
 
     @property
     def _told_fault(self) -> str | None:

@@ -32,6 +32,8 @@ class Vitals:
         self._began = time.monotonic()
         self.pid: int | None = None
         self.active_at: Callable[[], float] | None = None
+        # As the last beat saw it; to look takes a while where there are many processes.
+        self.rss_bytes = 0
 
     def request(self, wait_s: float) -> BeatRequest:
         active_s_ago = None if self.active_at is None else max(0.0, time.monotonic() - self.active_at())
@@ -45,7 +47,9 @@ class Vitals:
         ran = {"ran_s": time.monotonic() - self._began}
         if self.pid is None:
             return ran
-        return {**ran, **tree_sample(self.pid), **gpu_sample(self._gpus)}
+        tree = tree_sample(self.pid)
+        self.rss_bytes = int(tree.get("rss_bytes", 0))
+        return {**ran, **tree, **gpu_sample(self._gpus)}
 
 
 def tree_sample(pid: int) -> dict[str, float]:

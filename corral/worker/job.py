@@ -10,6 +10,7 @@ from functools import partial
 from corral.client.files.digest import FileChanged, FileUnreadable
 from corral.client.files.tree import NotAFolder, SecretInTree, TreeRefused
 from corral.client.files.walk import TreeTooLarge
+from corral.client.training.model_cache import cached_bytes
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import Capability
 from corral.domain.paths import BadPath
@@ -86,6 +87,17 @@ class LeaseJob:
         return self._slot.is_lent
 
     @property
+    def rss_bytes(self) -> int:
+        """What its child and all below it have of the host's memory; 0 where that is not known yet."""
+        return 0 if self.child_ended else self._vitals.rss_bytes
+
+    @property
+    def unused_ram_bytes(self) -> int:
+        """What was set aside for it and it has not taken yet."""
+        promised = self.lease.spec.resources.min_ram or 0
+        return 0 if self.child_ended else max(0, promised - self.rss_bytes)
+
+    @property
     def may_have_lapsed(self) -> bool:
         """Whether the lease may have run out unnoticed; the next beat takes it up again."""
         return not self.control.lost and self._beater.silent_s > self.lease.lease_s
@@ -119,7 +131,11 @@ class LeaseJob:
             if (fault := self._context.health.fault) is not None:
                 raise HostFault(fault)
             if reasons := recheck(
-                self._context.snapshot, self.lease, self._claimed_with, self._context.system
+                self._context.snapshot,
+                self.lease,
+                self._claimed_with,
+                self._context.system,
+                self._model_here,
             ):
                 raise NoLongerFits("; ".join(reasons))
             serving = self._serving(recorder)
@@ -139,6 +155,12 @@ class LeaseJob:
         except OSError as error:
             outcome = self._cannot_run(error)
         self._settle(outcome, recorder, sender, checkpoints)
+
+    def _model_here(self) -> int:
+        spec = self.lease.spec
+        if spec.model is None:
+            return 0
+        return cached_bytes(spec.model, spec.model_revision, {**self._context.engine_env, **spec.env})
 
     def _cannot_run(self, error: OSError) -> JobOutcome:
         """The worker's own work failed. A host that is out of something is at fault, whatever the run is."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 from support.watched_worker import WatchedWorker
 
 from acceptance.driver.cards import Card, Cards
@@ -76,3 +77,24 @@ def test_a_run_that_wants_no_retries_has_none(fleet: WatchedWorker) -> None:
     ended = fleet.final(run)
 
     assert (ended.state, ended.attempt, ended.reason) == ("failed", 1, "out_of_memory")
+
+
+def test_a_worker_says_how_much_memory_is_free_and_takes_what_runs_were_promised_off(
+    fleet: WatchedWorker,
+) -> None:
+    def free() -> int:
+        (host,) = fleet.corral.hosts.all()
+        return host.ram_free_bytes or 0
+
+    (host,) = fleet.corral.hosts.all()
+    assert host.capability is not None
+    total = host.capability.ram_bytes or 0
+    before = eventually(free, "the worker has said how much is free")
+    assert 0 < before <= total
+
+    # Little memory is used by it, and a quarter of what is free is its own.
+    run = fleet.python("import time; time.sleep(600)", resources={"min_ram": before // 4})
+
+    eventually(lambda: free() < before * 9 // 10 or None, "what was promised is no longer free")
+    fleet.corral.runs.cancel(run)
+    fleet.final(run)

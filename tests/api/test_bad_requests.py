@@ -421,3 +421,22 @@ def test_a_result_must_be_what_the_lease_itself_committed(live: LiveServer, work
         error_of(lease.call("POST", "finish", {"artifact_id": artifact}), 422, "invalid_input")
 
     assert live.ok("GET", f"/v1/runs/{lease.run_id}")["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    "free", ["-1", "NaN", "Infinity", "1e400", "1.5", '"much"', str(2**62)], ids=lambda text: str(text)[:8]
+)
+def test_memory_that_no_host_can_have_is_not_believed(live: LiveServer, free: str) -> None:
+    """What is free decides where runs go: what is no number of bytes is refused."""
+    worker = new_host(live)
+    body = json.dumps(worker.ask(ram={"free_bytes": 0})).replace('"free_bytes": 0', f'"free_bytes": {free}')
+    headers = {"Content-Type": "application/json"}
+
+    answer = live.call("POST", "/v1/claims", content=body.encode(), headers=headers, token=worker.token)
+
+    assert answer.status_code in (400, 422), answer.text
+    (host,) = [one for one in live.ok("GET", "/v1/hosts")["items"] if one["name"] == worker.name]
+    assert host["ram_free_bytes"] is None
+    live.ok("POST", "/v1/claims", worker.ask(ram={"free_bytes": 5 << 30}), token=worker.token)
+    (host,) = [one for one in live.ok("GET", "/v1/hosts")["items"] if one["name"] == worker.name]
+    assert host["ram_free_bytes"] == 5 << 30

@@ -22,7 +22,7 @@ from corral.core.runs.submit import NewRun, submit
 from corral.core.runs.transitions import parse_ready_key
 from corral.core.topics import TOPIC_READY
 from corral.domain.canonical import canonical
-from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.capability import RamNow, Requirements
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota
@@ -112,7 +112,7 @@ class QueueOfHosts:
         )
         return done.ids[0]
 
-    def claim(self, host: str, *, max_leases: int = 1) -> list[Grant]:
+    def claim(self, host: str, *, max_leases: int = 1, ram: RamNow | None = None) -> list[Grant]:
         self._requests += 1
         known = self.hosts[host]
         ask = ClaimTerms(
@@ -124,12 +124,13 @@ class QueueOfHosts:
             draining=False,
             capability=known.capability,
             holding=None,
+            ram=ram,
         )
         unit = Claim(self.board, self.policy, ask, self.clock.now)
         return list(self.db.now_write(unit).grants)
 
-    def claimed(self, host: str, *, max_leases: int = 1) -> list[RunId]:
-        return [grant.run.id for grant in self.claim(host, max_leases=max_leases)]
+    def claimed(self, host: str, *, max_leases: int = 1, ram: RamNow | None = None) -> list[RunId]:
+        return [grant.run.id for grant in self.claim(host, max_leases=max_leases, ram=ram)]
 
     def end(
         self,

@@ -22,8 +22,9 @@ from corral.client.training.placement import (
     gpu_of,
     least_vram,
     settled,
+    with_model,
 )
-from corral.domain.hosts.capability import ENGINE_PACKAGES, Requirements, judge
+from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability, Requirements, judge
 from corral.recipes import models
 from corral.recipes.forecast import forecast
 from corral.recipes.gpus import catalogue
@@ -112,6 +113,22 @@ def test_without_a_word_a_gpu_is_taken_where_a_living_host_has_one_that_it_fits(
     assert settled(Resources(), about, [host("bare", A100, engine={})], engine=True).gpus == 0
     assert settled(Resources(), about, [host("bare", A100, engine={})], engine=False).gpus == 1
     assert settled(Resources(labels=["fast"]), about, [host("big", A100)], engine=True).gpus == 0
+
+
+def test_the_room_for_the_model_is_added_to_what_the_run_asks_of_the_disk() -> None:
+    """A host that holds the run and not its model is no host for it; `why` says what the disk is for."""
+    asked = with_model(Resources(min_disk=3 * GIB), 15 * GIB)
+    assert asked.min_disk == 18 * GIB
+    assert with_model(Resources(), 15 * GIB).min_disk == 15 * GIB
+    assert with_model(Resources(), None) == Resources()
+
+    need = spec_of(subject(), min_disk=asked.min_disk, gpus=0).requirements()
+    has = Capability(
+        "box", "linux", "x86_64", disk_bytes=10 * GIB, engine=dict.fromkeys(ENGINE_PACKAGES, "1")
+    )
+    assert judge(need, has, host="box").shortfalls == (
+        "needs 18 GiB disk for itself and its model; the host has 10 GiB",
+    )
 
 
 def test_a_model_of_unknown_shape_asks_for_nothing() -> None:
@@ -294,6 +311,9 @@ def test_an_estimate_as_json_has_every_machine(run_toml: Path) -> None:
     assert (found["taken"], found["runs"], found["data"]["rows"]) == (None, 1, 10)
     assert {one["name"] for one in found["machines"]} == {card.name for card in catalogue().values()}
     assert found["machines"][0]["forecast"]["peak_bytes"] > 0
+    weights = 2 * found["parameters"]
+    assert found["disk"] == {"needed_bytes": weights, "model_bytes": weights}
+    assert any("of disk" in note and "are for the model" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(

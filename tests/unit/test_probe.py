@@ -205,6 +205,7 @@ def test_a_container_with_limits_reports_them(tmp_path: Path) -> None:
     assert HostProbe(tmp_path, [], gpus=NO_GPU, root=root).capability().cores == 1
     assert HostProbe(tmp_path, [], gpus=NO_GPU, root=root).capability().ram_bytes == 64 << 20
     assert HostProbe(tmp_path, [], gpus=NO_GPU, root=root).snapshot().free.ram_bytes == 4 << 20
+    assert HostProbe(tmp_path, [], gpus=NO_GPU, root=root).ram_free() == 4 << 20
 
 
 V1 = Path("/sys/fs/cgroup")

@@ -540,6 +540,42 @@ def test_a_listed_model_is_pinned_by_its_full_name(folder: Path, hub_at: dict[st
     assert gather(folder, model="qwen3-0.6b", environ=hub_at).model.revision == COMMIT
 
 
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        ({"parameters": {"BF16": 1000, "F32": 10}, "total": 1010}, 2040),
+        ({"parameters": {"BF16": 1000, "Q4_ODD": 10}}, None),
+        ({"parameters": {"BF16": -1}}, None),
+        ({"parameters": {"BF16": 1e30}}, None),
+        ({"parameters": {"BF16": 1 << 62}}, None),
+        ({}, None),
+        ("much", None),
+    ],
+)
+def test_the_hub_says_how_large_a_models_weights_are(
+    said: object, size: int | None, folder: Path, hub_at: dict[str, str]
+) -> None:
+    """MT-D18, on the disk's side: what the hub does not say follows from the model's shape, in 16 bits."""
+    answer = {"sha": COMMIT, "safetensors": said}
+    _Hub.answers["/api/models/some/model/revision/main"] = (200, {}, answer)
+    _Hub.answers[f"/some/model/resolve/{COMMIT}/config.json"] = (200, {}, CONFIG)
+
+    model = gather(folder, model="some/model", environ=hub_at).model
+
+    assert model.facts is not None
+    assert model.disk_bytes == (size or 2 * model.facts.params)
+
+
+def test_a_model_needs_room_where_it_must_be_brought_to_the_host(folder: Path) -> None:
+    """A folder is shipped as it is; what is built in takes nothing; of an unknown one nothing is known."""
+    made = model_folder(folder / "own")
+    files = sum(path.stat().st_size for path in made.iterdir())
+
+    assert gather(folder, model="./own").model.disk_bytes == files
+    assert gather(folder).model.disk_bytes is None
+    assert gather(folder, model="some/unknown").model.disk_bytes is None
+
+
 def test_what_is_built_in_is_not_looked_up(folder: Path, hub_at: dict[str, str]) -> None:
     gather(folder, environ=hub_at)
 

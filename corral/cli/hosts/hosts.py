@@ -143,6 +143,7 @@ def _show_equipment(host: HostView) -> None:
         ("slots", host.slots, _said(said.get("slots")), host.effective_slots),
         ("cores", has.cores, _said(said.get("cores")), counts.cores),
         ("memory", *_sizes(has.ram_bytes, said.get("ram_bytes"), counts.ram_bytes)),
+        ("memory free now", *_sizes(host.ram_free_bytes, None, host.ram_free_bytes)),
         ("disk", *_sizes(has.disk_bytes, said.get("disk_bytes"), counts.disk_bytes)),
         ("GPUs", _gpus(has), _said(said.get("gpus")), _gpus(counts)),
         ("GPU memory", _vram(has), *_sizes(said.get("vram_bytes")), _vram(counts)),

@@ -24,7 +24,7 @@ from corral.client.training.estimate import (
     estimate_machines,
 )
 from corral.client.training.material import MaterialReader, TrainingMaterial
-from corral.client.training.placement import ForecastSubject
+from corral.client.training.placement import ForecastSubject, with_model
 from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
 from corral.durations import format_duration
 from corral.recipes.train import to_table
@@ -59,13 +59,27 @@ def estimate(
         bar.step("looking at the model and the data")
         material = MaterialReader(run_file, folder, process_environment()).look()
         subjects = _subjects(run_file, material)
-        spec, known, notes = _ask(settings, run_file, folder, subjects[0])
+        spec, known, notes = _ask(settings, run_file, folder, material, subjects[0])
     found = estimate_machines(subjects, spec, known, today=datetime.now(UTC).date())
-    notes = [*material.notes, *notes, *found.notes]
+    notes = [*material.notes, *notes, *found.notes, *_of_the_disk(material, spec)]
     if as_json:
-        render.show_json(_table(run_file, subjects[0], found, notes))
+        table = _table(run_file, subjects[0], found, notes)
+        render.show_json({**table, "disk": _disk(material, spec)})
         return
     _show(run_file, subjects[0], found, notes, every=every)
+
+
+def _disk(material: TrainingMaterial, spec: RunSpec) -> dict[str, int | None]:
+    """Bytes that the host must have, and what the model takes of them; null is unknown."""
+    return {"needed_bytes": spec.resources.min_disk, "model_bytes": material.model.disk_bytes}
+
+
+def _of_the_disk(material: TrainingMaterial, spec: RunSpec) -> list[str]:
+    size = material.model.disk_bytes
+    if size is None:
+        return []
+    whole = render.size(spec.resources.min_disk)
+    return [f"the host must have {whole} of disk; {render.size(size)} of them are for the model"]
 
 
 def _subjects(run_file: RunFile, material: TrainingMaterial) -> Sequence[ForecastSubject]:
@@ -80,7 +94,11 @@ def _subjects(run_file: RunFile, material: TrainingMaterial) -> Sequence[Forecas
 
 
 def _ask(
-    settings: Settings, run_file: RunFile, folder: Path, subject: ForecastSubject
+    settings: Settings,
+    run_file: RunFile,
+    folder: Path,
+    material: TrainingMaterial,
+    subject: ForecastSubject,
 ) -> tuple[RunSpec, FleetSnapshot, list[str]]:
     """The first run as it would be submitted, and what the server thinks of it, if there is one."""
     try:
@@ -90,7 +108,7 @@ def _ask(
             placements = corral.runs.try_out(prepared.specs[:1]).hosts
             return prepared.specs[0], FleetSnapshot(corral.hosts.all(), placements), []
     except (ServerUnreachable, Unauthenticated) as error:
-        alone = run_file.resources
+        alone = with_model(run_file.resources, material.model.disk_bytes)
         if "gpus" not in alone.model_fields_set:
             alone = alone.model_copy(update={"gpus": 1})
         spec = RunSpec(model=run_file.model, train=to_table(subject.train), resources=alone)

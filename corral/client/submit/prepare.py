@@ -21,7 +21,7 @@ from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
 from corral.client.training.git_source import GitCheckout, check_out
 from corral.client.training.material import MaterialReader, TrainingMaterial, check_same_model
-from corral.client.training.placement import ForecastSubject, settled
+from corral.client.training.placement import ForecastSubject, settled, with_model
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import is_id
 from corral.domain.runs.states import FINAL
@@ -323,11 +323,12 @@ class RunPreparer:
         """What runs of a group have for themselves whose settings are the same."""
         engine = resolved.environment is None
         train, subject = material.train(run_file, variant), material.subject(run_file, variant)
+        asked = with_model(run_file.resources, material.model.disk_bytes)
         return {
             "train": to_table(train),
             "model_revision": material.model.revision,
             "keep": _keep(run_file.keep, best_by=train.metric),
-            "resources": settled(run_file.resources, subject, resolved.hosts, engine=engine),
+            "resources": settled(asked, subject, resolved.hosts, engine=engine),
         }
 
 

@@ -21,6 +21,7 @@ from corral.client.training import model_hub as hub
 from corral.client.training.dataset import DataAmount, look
 from corral.client.training.environment_file import check_environment
 from corral.client.training.git_source import GitCheckout
+from corral.client.training.model_cache import folder_bytes, is_hub_id
 from corral.client.training.placement import ForecastSubject, data_facts
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
@@ -40,12 +41,16 @@ _PATH_BEGINNINGS = ("./", "../", "/", "~")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The model of a run. `folder` is set for one on this machine; unknown facts and revision are None."""
+    """The model of a run. `folder` is set for one on this machine; unknown facts and revision are None.
+
+    `disk_bytes` is what a host that does not have it yet must have room for; None is unknown, or nothing.
+    """
 
     ref: str
     folder: Path | None = None
     facts: ModelFacts | None = None
     revision: str | None = None
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,13 +139,14 @@ class MaterialReader:
         known = models.facts(ref)
         folder = self._path(ref)
         if ref.startswith(_PATH_BEGINNINGS) or (known is None and folder.is_dir()):
-            return ModelSource(ref, folder, _folder_facts(ref, folder))
-        if known is None and not hub.is_hub_id(ref):
+            there = _folder_facts(ref, folder)
+            return ModelSource(ref, folder, there, disk_bytes=folder_bytes(folder) or None)
+        if known is None and not is_hub_id(ref):
             raise wrong_field(
                 "model", f"{printable(ref)} is no listed model, no Hugging Face id and no folder"
             )
         if not ask_hub:
-            return ModelSource(ref, facts=known)
+            return ModelSource(ref, facts=known, disk_bytes=_weights_bytes(known))
         name = (known.hf if known else None) or ref
         found = self.pinned(name, self.environ, has_token="HF_TOKEN" in self.run_file.secrets)
         if found.note and known is None and (near := models.near(ref)):
@@ -149,7 +155,8 @@ class MaterialReader:
         if found.note:
             notes.append(found.note)
         facts = known or (_facts(found.config, ref) if found.config else None)
-        return ModelSource(ref, facts=facts, revision=found.revision)
+        size = found.weights_bytes or _weights_bytes(facts)
+        return ModelSource(ref, facts=facts, revision=found.revision, disk_bytes=size)
 
     def _input(self, name: str, train: Train, model: ModelSource) -> InputFrom | None:
         given: str | None = getattr(train, name)
@@ -217,7 +224,7 @@ def check_same_model(place: str, *, made_for: str, model: str) -> None:
 def _known_name(model: str) -> str | None:
     if facts := models.facts(model):
         return facts.id
-    return model if hub.is_hub_id(model) else None
+    return model if is_hub_id(model) else None
 
 
 def _check_rows(train: Train, data: DataAmount | None) -> None:
@@ -251,6 +258,11 @@ def _folder_facts(ref: str, folder: Path) -> ModelFacts:
     if not any(folder.glob("*.safetensors")):
         raise wrong_field("model", f"{shown} holds no safetensors; weights in other formats can run code")
     return replace(_facts(_read_table("model", config), ref), source="folder")
+
+
+def _weights_bytes(facts: ModelFacts | None) -> int | None:
+    """By its shape, in 16 bits as models are published; None where it is not fetched."""
+    return 2 * facts.params if facts is not None and facts.source == "hub" else None
 
 
 def _facts(config: Mapping[str, Any], ref: str) -> ModelFacts:

@@ -1,4 +1,4 @@
-"""What the Hugging Face hub knows of a model: the commit that its name stands for now, and its shape.
+"""What the Hugging Face hub knows of a model: the commit that its name stands for now, its shape and size.
 
 Asked once, at submit, so that every attempt and every seed of a run reads the same weights. A hub that cannot
 be reached is no error: the host may have the model already.
@@ -10,11 +10,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
+from corral.client.training.model_cache import cached_bytes, hub_folder
 from corral.domain.errors import FieldError, InvalidInput
 
 HUB = "https://huggingface.co"
@@ -22,9 +22,14 @@ HUB = "https://huggingface.co"
 NOT_PINNED = "is not pinned"
 TIMEOUT_S = 5.0
 _CONFIG_MAX_BYTES = 1 << 20
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MOST_BYTES = 1 << 50
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TRUE = ("1", "true", "yes", "on")
+# Bytes of one weight, by the names that safetensors has for its kinds.
+_WIDTHS = {
+    **{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2},
+    **{"F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,8 @@ class PinnedModel:
     revision: str | None = None
     config: Mapping[str, Any] | None = None
     note: str = ""
-
-
-def is_hub_id(text: str) -> bool:
-    return _ID.fullmatch(text) is not None and ".." not in text and len(text) <= 200
+    # What its weights take on a disk.
+    weights_bytes: int | None = None
 
 
 def pin(model: str, environ: Mapping[str, str], *, has_token: bool) -> PinnedModel:
@@ -72,9 +75,22 @@ def _ask(http: httpx.Client, base: str, model: str, cached: PinnedModel, *, has_
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         return cached
     note = _gated(model, has_token=has_token) if said.get("gated") and not has_token else ""
+    size = _weights_bytes(said)
     if commit == cached.revision:
-        return PinnedModel(commit, cached.config, note)
-    return PinnedModel(commit, _config(http, f"{base}/{model}/resolve/{commit}/config.json"), note)
+        return PinnedModel(commit, cached.config, note, size or cached.weights_bytes)
+    return PinnedModel(commit, _config(http, f"{base}/{model}/resolve/{commit}/config.json"), note, size)
+
+
+def _weights_bytes(said: Mapping[str, Any]) -> int | None:
+    """The hub counts the weights of each kind; None where it does not, or knows a kind that we do not."""
+    table = said.get("safetensors")
+    counts = table.get("parameters") if isinstance(table, dict) else None
+    if not isinstance(counts, dict) or not counts:
+        return None
+    if any(kind not in _WIDTHS or type(count) is not int or count < 0 for kind, count in counts.items()):
+        return None
+    total = sum(_WIDTHS[kind] * count for kind, count in counts.items())
+    return total if 0 < total < _MOST_BYTES else None
 
 
 def _config(http: httpx.Client, url: str) -> Mapping[str, Any] | None:
@@ -104,7 +120,7 @@ def _gated(model: str, *, has_token: bool) -> str:
 
 def _from_cache(model: str, environ: Mapping[str, str]) -> PinnedModel:
     """What an earlier download left on this machine."""
-    folder = _cache(environ) / f"models--{model.replace('/', '--')}"
+    folder = hub_folder(model, environ)
     try:
         commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
         if not _COMMIT.fullmatch(commit):
@@ -112,14 +128,7 @@ def _from_cache(model: str, environ: Mapping[str, str]) -> PinnedModel:
         text = (folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return PinnedModel()
-    return PinnedModel(commit, _table(text))
-
-
-def _cache(environ: Mapping[str, str]) -> Path:
-    if given := environ.get("HF_HUB_CACHE"):
-        return Path(given)
-    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return Path(home).expanduser() / "hub"
+    return PinnedModel(commit, _table(text), weights_bytes=cached_bytes(model, commit, environ) or None)
 
 
 def _table(text: str) -> Mapping[str, Any] | None:

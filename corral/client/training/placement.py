@@ -57,6 +57,13 @@ def least_vram(subject: ForecastSubject) -> int:
     return forecast_plan(case, smallest(case)).needed_bytes
 
 
+def with_model(asked: Resources, disk_bytes: int | None) -> Resources:
+    """What a training run asks of a disk, with the room that its model takes there, where that is known."""
+    if disk_bytes is None:
+        return asked
+    return asked.model_copy(update={"min_disk": (asked.min_disk or 0) + disk_bytes})
+
+
 def settled(
     asked: Resources, subject: ForecastSubject | None, hosts: Iterable[HostView], *, engine: bool
 ) -> Resources:

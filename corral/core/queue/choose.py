@@ -100,7 +100,7 @@ class Chooser:
     _begins: tuple[float | None] | None = None
 
     def __post_init__(self) -> None:
-        self.free = HostCapacity(self.host, self.held)
+        self.free = HostCapacity(self.host, self.held, self.board.roster.ram(self.host.id))
         self._reservation = self._kept_for()
 
     def _kept_for(self) -> Reservation | None:
@@ -256,7 +256,9 @@ class Chooser:
         if not self.board.shapes.admits(self.tx, lane.shape, lane.project, self.host):
             return False
         if not self.free.holds(need):
-            self._does_not_fit(candidate)
+            # What other programs use does not become free when runs end: the host is not kept for it.
+            if not self.free.others_hold_ram(need):
+                self._does_not_fit(candidate)
             return False
         if self._another_may_refuse_first(candidate, need):
             return False

@@ -20,6 +20,7 @@ from corral.core.runs.dependencies import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Forbidden, NotFound, found
+from corral.domain.hosts.capability import RamNow
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
@@ -44,6 +45,8 @@ class ClaimTerms(NamedTuple):
     only: RunId | None = None
     # Slots of instances whose calls wait for other calls, which may need them.
     lent_slots: int = 0
+    # What the worker sees of its host's memory.
+    ram: RamNow | None = None
 
 
 class Grant(NamedTuple):
@@ -112,7 +115,7 @@ class Claim:
         elif host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
             new = new._replace(last_seen_at=now)
             tx.hosts.seen(host.id, now)
-        self.board.roster.saw(new)
+        self.board.roster.saw(new, self.ask.ram)
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> list[Grant]:

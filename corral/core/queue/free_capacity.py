@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from corral.core.queue.eligibility import declared_of, effective_of
-from corral.domain.hosts.capability import Capability, Gpu, Requirements, fitting_gpus, gib
+from corral.domain.hosts.capability import Capability, Gpu, RamNow, Requirements, fitting_gpus, gib
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots
 from corral.domain.runs.queue import LeaseHolding
@@ -43,12 +43,17 @@ class _Amount(NamedTuple):
 
 
 class HostCapacity:
-    def __init__(self, host: Host, held: Iterable[LeaseHolding]) -> None:
+    """`ram` is what the host's worker last saw of its memory; None counts Corral's own promises alone."""
+
+    def __init__(self, host: Host, held: Iterable[LeaseHolding], ram: RamNow | None = None) -> None:
         declared = declared_of(host)
         self._have: Capability = effective_of(host)
         self._most_sharers = declared.slots_per_gpu
         self._uses: dict[int, _Use] = {}
         self._ram_bytes = self._cores = self._disk_bytes = 0
+        self._ram = ram
+        # What was given away since the worker looked at its memory.
+        self._ram_given = 0
         self.slots = effective_slots(host.slots, declared)
         for item in held:
             self._hold(json.loads(item.gpus), item.gpu_bytes)
@@ -56,6 +61,8 @@ class HostCapacity:
 
     def holds(self, need: Requirements) -> bool:
         """Whether all that it needs of the host is free. The caller counts slots."""
+        if not self._ram_is_free(need):
+            return False
         if not all(amount.is_left for amount in self._amounts(need)):
             return False
         if not need.gpus:
@@ -83,17 +90,37 @@ class HostCapacity:
         chosen = tuple(gpu.index for gpu in self._usable(need)[:wanted]) if wanted else ()
         self._hold(chosen, bytes_held(need))
         self._set_aside(*need.set_aside)
+        self._ram_given += need.min_ram_bytes or 0
         return chosen
 
     def shortage(self, need: Requirements) -> list[str]:
         """What must become free before the host can take it; for people."""
         found = [] if self.slots > 0 else ["every slot is busy"]
         found += [amount.said for amount in self._amounts(need) if not amount.is_left]
+        if self._ram is not None and not self._ram_is_free(need):
+            left = max(0, self._ram.free_bytes - self._ram_given)
+            found.append(f"needs {gib(need.min_ram_bytes or 0)} RAM; {gib(left)} are free now")
         if need.gpus and len(self._usable(need)) < need.gpus:
             usable = len(self._usable(need))
             found.append(f"needs {need.gpus} free GPU{'s' if need.gpus > 1 else ''}; {usable} are free")
             found += [f"GPU {gpu.index} {self._said(gpu)}" for gpu in fitting_gpus(need, self._have)]
         return found
+
+    def others_hold_ram(self, need: Requirements) -> bool:
+        """Whether programs that are not its runs use so much memory that no end of a run would help."""
+        if self._ram is None:
+            return False
+        return (need.min_ram_bytes or 0) > self._ram.free_bytes + self._ram.runs_bytes + self._tolerance
+
+    def _ram_is_free(self, need: Requirements) -> bool:
+        if self._ram is None or not need.min_ram_bytes:
+            return True
+        return need.min_ram_bytes <= self._ram.free_bytes - self._ram_given + self._tolerance
+
+    @property
+    def _tolerance(self) -> int:
+        """Free memory goes up and down by more than a run should wait for."""
+        return (self._have.ram_bytes or 0) // 20
 
     def in_use(self) -> list[str]:
         """The GPUs that leases hold something of; for people."""
@@ -107,7 +134,7 @@ class HostCapacity:
         if need.min_cores:
             yield _Amount(need.min_cores, have.cores, self._cores, str, "cores")
         if need.min_disk_bytes:
-            yield _Amount(need.min_disk_bytes, have.disk_bytes, self._disk_bytes, gib, "disk")
+            yield _Amount(need.min_disk_bytes, have.disk_bytes, self._disk_bytes, gib, need.disk_words)
 
     def _set_aside(self, ram_bytes: int, cores: int, disk_bytes: int) -> None:
         self._ram_bytes += ram_bytes

@@ -115,7 +115,10 @@ class _Fleet:
         ]
         self._held = tx.leases.held_by_host()
         self._of_lease = {item.lease_id: item for held in self._held.values() for item in held}
-        self._free = {host.id: HostCapacity(host, self._held[host.id]) for host in self._hosts}
+        self._free = {
+            host.id: HostCapacity(host, self._held[host.id], board.roster.ram(host.id))
+            for host in self._hosts
+        }
         self._victims: dict[HostId, list[Victim]] = defaultdict(list)
         for run in _all_preemptible(tx):
             self._add_victim(run)
@@ -131,6 +134,8 @@ class _Fleet:
 
     def _may_take(self, host: Host, run: Run, need: Requirements) -> bool:
         if not self._board.shapes.fits(self._tx, run.shape, host) or policy_refusals(need, host, run):
+            return False
+        if self._free[host.id].others_hold_ram(need):
             return False
         return self._board.roster.had(host, run.id, self._now) is None
 

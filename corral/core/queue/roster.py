@@ -1,4 +1,5 @@
-"""What this server remembers of hosts, as hints: which have first refusal, and which gave a run back.
+"""What this server remembers of hosts, as hints: which have first refusal, which gave a run back, and how
+much of their memory is free.
 
 Lost with a restart and harmless then: a host that gives a run back twice costs nobody an attempt.
 """
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from corral.core.policy import ServerPolicy
 from corral.core.queue.eligibility import Shapes, effective_of
-from corral.domain.hosts.capability import Requirements, preferred
+from corral.domain.hosts.capability import RamNow, Requirements, preferred
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, RunId
 from corral.domain.runs.queue import Lane
@@ -33,6 +34,7 @@ class Roster:
     def __init__(self) -> None:
         self._hosts: dict[HostId, Host] | None = None
         self._gave_back: dict[tuple[HostId, RunId], ReturnedRun] = {}
+        self._ram: dict[HostId, RamNow] = {}
         self._lock = threading.Lock()
 
     def changed(self) -> None:
@@ -40,10 +42,17 @@ class Roster:
         with self._lock:
             self._hosts = None
 
-    def saw(self, host: Host) -> None:
+    def saw(self, host: Host, ram: RamNow | None = None) -> None:
+        """The host asked for work; `ram` is what its worker sees of its memory, None if it does not say."""
         with self._lock:
             if self._hosts is not None:
                 self._hosts[host.id] = host
+            self._ram.pop(host.id, None)
+            if ram is not None:
+                self._ram[host.id] = ram
+
+    def ram(self, host_id: HostId) -> RamNow | None:
+        return self._ram.get(host_id)
 
     def has_preferred(
         self, tx: Tx, shapes: Shapes, lane: Lane, need: Requirements, *, now: float, policy: ServerPolicy

@@ -135,7 +135,7 @@ def _standing(
     roster: Roster | None,
 ) -> RunStanding:
     kept = list(_kept_from_work(host, now=now, policy=policy))
-    free = HostCapacity(host, held)
+    free = HostCapacity(host, held, None if roster is None else roster.ram(host.id))
     slots = effective_slots(host.slots, declared_of(host))
     busy = f"{len(held)} of {slots} slots busy" if slots else "no slots"
     note = "; ".join([busy, *free.in_use()])

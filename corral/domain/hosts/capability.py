@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 GIB = 1 << 30
 # What the training engine is made of, by the names that pip knows.
@@ -21,6 +22,14 @@ class Gpu:
     memory_bytes: int | None = None
     compute_capability: str | None = None
     driver: str | None = None
+
+
+class RamNow(NamedTuple):
+    """What a worker sees of its host's memory: bytes that are free beyond what its runs were promised and
+    have not used yet (page cache counts as free), and bytes that its runs use."""
+
+    free_bytes: int
+    runs_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,11 @@ class Requirements:
         return self.min_ram_bytes or 0, self.min_cores or 0, self.min_disk_bytes or 0
 
     @property
+    def disk_words(self) -> str:
+        """What its disk is for, for people: a training run's counts the model, where its size was known."""
+        return "disk for itself and its model" if self.kind == "train" and self.model else "disk"
+
+    @property
     def gpus_at_best(self) -> int:
         """How many it takes where they are to be had."""
         return max(self.gpus, 1 if self.prefer == "cuda" else 0)
@@ -118,7 +132,7 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
                 *_engine_shortfalls(need, have),
                 *_system_shortfalls(need, have),
                 *_size("RAM", need.min_ram_bytes, have.ram_bytes),
-                *_size("disk", need.min_disk_bytes, have.disk_bytes),
+                *_size(need.disk_words, need.min_disk_bytes, have.disk_bytes),
                 *_gpu_shortfalls(need, have),
             ]
         )

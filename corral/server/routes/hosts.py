@@ -238,5 +238,12 @@ def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
 def _view(
     tx: Tx, host: Host, busy: int, sample: HostSampleRecord | None, svc: Services, now: float
 ) -> HostView:
-    ends = enrol.credential_ends(tx, host, now=now)
-    return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=ends, sample=sample)
+    return host_view(
+        host,
+        busy,
+        now=now,
+        policy=svc.policy,
+        credential_expires_at=enrol.credential_ends(tx, host, now=now),
+        sample=sample,
+        ram=svc.board.roster.ram(host.id),
+    )

@@ -21,6 +21,7 @@ from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.hosts.capability import RamNow
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.redact import SecretValues
@@ -66,6 +67,7 @@ async def claim_as_json(
         holding=None if body.holding is None else tuple(body.holding),
         only=claimant.only,
         lent_slots=body.lent_slots,
+        ram=None if body.ram is None else RamNow(body.ram.free_bytes, body.ram.runs_bytes),
     )
     done = await svc.claims.claim(terms, body.wait_s, gone)
     svc.counters.granted += len(done.grants)

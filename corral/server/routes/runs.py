@@ -82,7 +82,8 @@ async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services)
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> wire.SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
     asked = WhyQuestion(specs[0].requirements(), specs[0].project, specs[0].name)
-    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.board.shapes)
+    now, board = svc.clock.now(), svc.board
+    found = standings(tx, asked, now=now, policy=svc.policy, shapes=board.shapes, roster=board.roster)
     return wire.SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 

@@ -44,7 +44,7 @@ class Resources(Exact):
         120, ge=0, le=30 * 86400, description="How long, from the moment that the run became ready."
     )
     min_ram: Size | None = Field(
-        None, ge=0, le=1 << 50, description="Memory of the host; the run has it to itself."
+        None, ge=0, le=1 << 50, description="Memory of the host that is free; the run has it to itself."
     )
     min_cores: int | None = Field(
         None, ge=0, le=100_000, description="Physical cores of the host; the run has them to itself."
@@ -53,7 +53,10 @@ class Resources(Exact):
         None,
         ge=0,
         le=1 << 60,
-        description="Of the disk that the worker keeps its data on; the run has it to itself.",
+        description=(
+            "Of the disk that the worker keeps its data on; the run has it to itself. "
+            "Of a training run what its model takes is added, where that is known."
+        ),
     )
     min_compute_capability: str | None = Field(
         None, pattern=r"^\d{1,3}\.\d{1,3}$", description='Of each GPU, as `"8.0"`.'

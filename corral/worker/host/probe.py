@@ -85,7 +85,7 @@ class HostProbe:
         The driver is asked only `with_gpus`.
         """
         states = (self.gpus.survey(self.environ).gpus if with_gpus else None) or ()
-        total, free = self._ram_bytes(), self._ram_free_bytes()
+        total, free = self._ram_bytes(), self.ram_free()
         return HostSample(
             cpu=min(1.0, psutil.cpu_percent() / 100),
             ram_used_bytes=None if total is None or free is None else max(0, total - free),
@@ -96,8 +96,10 @@ class HostProbe:
     def _ram_bytes(self) -> int | None:
         return _least(_known(lambda: psutil.virtual_memory().total) or None, memory_limit(self.root))
 
-    def _ram_free_bytes(self) -> int | None:
-        return _least(_known(lambda: psutil.virtual_memory().available), memory_left(self.root))
+    def ram_free(self) -> int | None:
+        """Bytes of memory that are free now. Page cache counts as free."""
+        free = _least(_known(lambda: psutil.virtual_memory().available), memory_left(self.root))
+        return None if free is None else max(0, free)
 
     def _capability(self, found: GpuSurvey) -> Capability:
         machine = platform.machine().lower()
@@ -125,7 +127,7 @@ class HostProbe:
     def _free(self, found: GpuSurvey) -> FreeResources:
         states = found.gpus
         return FreeResources(
-            ram_bytes=self._ram_free_bytes(),
+            ram_bytes=self.ram_free(),
             disk_bytes=_known(lambda: shutil.disk_usage(_existing(self.data_dir)).free),
             gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
         )

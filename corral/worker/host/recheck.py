@@ -22,8 +22,12 @@ def recheck(
     lease: LeaseView,
     claimed_with: Capability | None,
     system: SystemPackages,
+    model_here: Callable[[], int] = lambda: 0,
 ) -> list[str]:
-    """Every reason to give the run back. A run that asks for nothing is not looked at."""
+    """Every reason to give the run back. A run that asks for nothing is not looked at.
+
+    `model_here` gives the bytes of the run's model that are on this host already, and need no room.
+    """
     # Names and labels may be declared on the server; the engine's packages have a check of their own.
     asked = lease.spec.resources.requirements()
     need = replace(asked, hosts=(), labels=(), prefer=None, prefer_for_s=0.0, share_gpu=False)
@@ -33,7 +37,7 @@ def recheck(
     has = replace(now.capability, system=system.look_for(need.system))
     found = list(judge(need, has, host="").shortfalls)
     if need.min_disk_bytes is not None and now.free.disk_bytes is not None:
-        found += _too_little("disk", need.min_disk_bytes, now.free.disk_bytes)
+        found += _too_little("disk", need.min_disk_bytes, now.free.disk_bytes + model_here())
     return found + _gpus(lease, need, now, claimed_with)
 
 
