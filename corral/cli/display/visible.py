@@ -12,8 +12,9 @@ from typing import TextIO
 # Control characters, marks that turn the direction of text, and halves of characters.
 _OBEYED = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _UNSAFE = re.compile(f"[\x00-\x08\x0b-\x1f{_OBEYED}]")
-# What sets colours and the like, which a terminal may obey; and the other characters of `_UNSAFE` but `\r`.
-_COLOUR_OR_UNSAFE = re.compile(f"(\x1b\\[[0-9;:]*m)|[\x00-\x08\x0b\x0c\x0e-\x1f{_OBEYED}]")
+# What sets colours and the like or clears the rest of a line, as bars of progress do, which a terminal may
+# obey; and the other characters of `_UNSAFE` but `\r`.
+_COLOUR_OR_UNSAFE = re.compile(f"(\x1b\\[(?:[0-9;:]*m|[0-2]?K))|[\x00-\x08\x0b\x0c\x0e-\x1f{_OBEYED}]")
 # JSON escapes the lower ones itself.
 _UNSAFE_IN_JSON = re.compile(f"[{_OBEYED}]")
 
@@ -24,8 +25,8 @@ def visible(text: str) -> str:
 
 
 def for_stream(text: str, stream: TextIO) -> str:
-    """What a program wrote: for a terminal, without what that would obey but colours and `\\r`; for a file or
-    another program, as it is."""
+    """What a program wrote: for a file or another program as it is, for a terminal without what that would
+    obey but colours, `\\r` and clearing a line."""
     if not stream.isatty():
         return text
     return _COLOUR_OR_UNSAFE.sub(lambda found: found[1] or _escape(found), text)
