@@ -83,10 +83,8 @@ def test_only_the_display_prints() -> None:
 _PRINTERS = {"print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write", "Console"}
 
 
-PROGRAM = "\x1b[1;31mred\x1b[0m 50%\r\x1b[K60%\td \x1b]0;PWNED\x07\x1b[2J\x9b2J\x1b[5n\x08\u202e"
-ON_A_TERMINAL = (
-    "\x1b[1;31mred\x1b[0m 50%\r\x1b[K60%\tdone \\x1b]0;PWNED\\x07\\x1b[2J\\x9b2J\\x1b[5n\\x08\\u202e"
-)
+PROGRAM = "\x1b[1;31mred\x1b[0m 5%\r\x1b[K6%\td \x1b]0;PWNED\x07\x1b[2J\x9b2J\x1b[5n\x08\u202e"
+ON_A_TERMINAL = "\x1b[1;31mred\x1b[0m 5%\r\x1b[K6%\td \\x1b]0;PWNED\\x07\\x1b[2J\\x9b2J\\x1b[5n\\x08\\u202e"
 
 
 @pytest.mark.parametrize("by", ["one run", "several runs", "a call"])
