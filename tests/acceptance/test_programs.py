@@ -429,7 +429,7 @@ import corral
 app = corral.App("{name}")
 
 
-@app.function(max_instances=1)
+@app.function(max_instances=1, concurrency=3)
 def rest(n):
     time.sleep(600 if n else 0)
 

@@ -108,7 +108,7 @@ async def leave(host_id: EnrolledHost, request: Request, svc: Svc) -> None:
 
 
 @router.post("/hosts/self/sample", status_code=204)
-async def report_sample(body: wire.HostSampleReport, host_id: EnrolledHost, svc: Svc) -> None:
+async def report_sample(body: wire.HostSampleReport, host_id: OwnHost, svc: Svc) -> None:
     """How busy the host that calls was since it last said so. One report a minute is kept."""
     svc.samples.put(host_id, canonical(body.model_dump(exclude_none=True)), svc.clock.now())
 
