@@ -52,8 +52,9 @@ class CorralError(Exception):
             self.add_note(f"hint: {self.hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not through __init__, whose arguments may be other than `args`.
-        return copyreg.__newobj__, (type(self),), {"args": self.args, **vars(self)}  # type: ignore[attr-defined]
+        # Not through __init__, whose arguments may be other than `args`. Notes are for a traceback here.
+        state = {"args": self.args, **{name: of for name, of in vars(self).items() if name != "__notes__"}}
+        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
 
     @property
     def message(self) -> str:

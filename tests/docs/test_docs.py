@@ -15,6 +15,7 @@ from corral.client.manifests.read import load as load_manifest
 from corral.client.submit.run_file import load, parse
 from docs.pages import DOCS, PAGES, ROOT, blocks, name_of
 
+MANIFESTS = ("fleet.toml", "prices.toml")
 NOT_RUN = {
     "installing takes the network; the tests run from such an installation",
     "the demo and the tests are run by make itself",
@@ -22,15 +23,17 @@ NOT_RUN = {
     "it needs a fresh machine",
     "it changes your shell's start-up file",
     "it needs a server of your own",
+    "it needs a machine with systemd",
+    "it would remove what the other pages use",
 }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_toml_block_is_a_run_file_or_a_part_of_one(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
-        if block.title == "fleet.toml":
-            (tmp_path / "fleet.toml").write_text(block.text)
-            assert load_manifest(tmp_path / "fleet.toml", project="default").problems == []
+        if block.title in MANIFESTS:
+            (tmp_path / block.title).write_text(block.text)
+            assert load_manifest(tmp_path / block.title, project="default").problems == []
         elif block.language == "toml" and block.expect == 0:
             parse(_whole(block.text), what=f"{name_of(page)}:{block.line}")
 
