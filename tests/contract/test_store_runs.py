@@ -80,6 +80,18 @@ def test_a_save_keeps_everything_that_may_change(db: Database) -> None:
     assert db.read(lambda tx: tx.runs.get(run.id)) == changed
 
 
+def test_a_queued_run_that_asks_for_something_else_waits_in_another_lane(db: Database) -> None:
+    """MT-D18: after it ran out of memory."""
+    run, other = a_run(), digest_of("more")
+    db.write(lambda tx: tx.runs.insert(run, "{}"))
+
+    db.write(lambda tx: tx.runs.reshape(run.id, other))
+
+    assert db.read(lambda tx: tx.runs.get(run.id)) == run._replace(shape=other)
+    ready = db.read(lambda tx: tx.runs.ready(Lane(other, run.priority, run.project), after=None, limit=9))
+    assert [one.id for one in ready] == [run.id]
+
+
 def test_runs_are_found_by_the_beginning_of_their_id(db: Database) -> None:
     runs = [
         a_run(id=RunId("r-bbbbbbbbbbbb")),
