@@ -63,8 +63,8 @@ clean:
 	find . \( -name __pycache__ -o -name .ruff_cache \) -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
-	  echo "error: Corral needs Python 3.11, 3.12 or 3.13; this is $$($(PYTHON) --version 2>&1)" >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || { \
+	  echo "error: Corral needs Python 3.11 to 3.14; this is $$($(PYTHON) --version 2>&1)" >&2; \
 	  echo "hint: name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "error: this Python cannot make virtual environments: ensurepip is missing" >&2; \

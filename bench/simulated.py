@@ -14,6 +14,7 @@ import itertools
 import json
 import random
 import sqlite3
+import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -121,6 +122,7 @@ class Simulation:
         self.policy = policy or ServerPolicy(away_s=2 * POLL_S)
         self.seen = Seen()
         self.store = self._open(path)
+        weakref.finalize(self, self.store._raw.close)
         self.board = Board(Lanes(), Shapes(), Shares(), Reservations())
         self.waiters = LongPolls(self.board.shapes)
         self.ender = LeaseEnder(self.policy, self.board.shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ class MemoryDatabase:
 
     def __init__(self) -> None:
         self.inner = SqliteStore(MEMORY)
+        # From 3.13 on Python complains of a connection that nobody closed.
+        weakref.finalize(self, self.inner._raw.close)
         self.on_write: Callable[[], None] | None = None
         self._runner = asyncio.Runner()
 

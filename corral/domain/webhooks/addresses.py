@@ -138,6 +138,9 @@ def _kind(address: IPv4Address | IPv6Address) -> str | None:
         return "the unspecified address"
     if isinstance(address, IPv6Address) and (address.is_site_local or address in _LOCAL_NAT64):
         return "a private address"
+    if isinstance(address, IPv6Address) and address.sixtofour is not None:
+        # From 3.13 on Python calls all of them private; here the IPv4 address inside decides.
+        return None
     if address.is_private:
         return "a private address"
     special = any(_within(address, network) for network in _NOT_PUBLIC)
