@@ -15,10 +15,12 @@ from bench.report import Figure, Result, Table
 
 NAME = "memory"
 TARGET_MB = 150
+LOOKS = 5
 METHOD = (
     "`corral up --detach` in an empty home, with its bytecode compiled as an installation has it, left alone "
     "for 60 s; RSS and PSS from /proc of the server, the worker and their children, added up; PSS counts a "
-    "page that both share once.",
+    "page that both share once. The median of five looks: once a minute the worker asks for GPUs in a child, "
+    "which takes 10 MB for a moment.",
     "what imports cost is the growth of RSS in a fresh Python that imports them in this order.",
 )
 SERVER_IMPORTS = (
@@ -55,7 +57,7 @@ def measure(options: Options) -> Result:
             pass
     with folder() as home, station(home, **COMPILED) as running:
         time.sleep(2 if options.quick else 60)
-        used = _used_mb(running)
+        used = _usually_used_mb(running, looks=1 if options.quick else LOOKS)
     rss, pss = (sum(process[kind] for process in used.values()) for kind in ("rss", "pss"))
     for kind, total in (("PSS", pss), ("RSS", rss)):
         result.figures.append(
@@ -71,6 +73,14 @@ def measure(options: Options) -> Result:
             result.data[f"{name}_imports_mb"] = grown
     result.data["processes"] = used
     return result
+
+
+def _usually_used_mb(running: Station, looks: int) -> dict[str, dict[str, float]]:
+    seen = []
+    for _ in range(looks):
+        seen.append(_used_mb(running))
+        time.sleep(2)
+    return sorted(seen, key=lambda used: sum(process["rss"] for process in used.values()))[looks // 2]
 
 
 def _used_mb(running: Station) -> dict[str, dict[str, float]]:
