@@ -30,7 +30,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 BOUNDED = settings(
-    max_examples=15,
+    max_examples=8,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
