@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
+from corral.errors import CorralError
 from corral.functions.backend import EndpointTarget, OutgoingCall, backend
 
 # So many are named; a map may have a thousand.
@@ -12,13 +13,15 @@ _NAMED = 5
 
 
 def cancel_calls(call_ids: Iterable[str]) -> list[str]:
-    """Cancel what nobody waits for, and say which were. One that ended meanwhile, or whose server is away,
-    needs none."""
+    """Cancel what nobody waits for, and say which were; what cannot be cancelled is told on stderr."""
     cancelled: list[str] = []
     for call_id in list(call_ids):
         try:
             backend().cancel(call_id)
-        except Exception:  # noqa: BLE001 - the caller goes on to its own end
+        except CorralError as error:
+            # One that ended meanwhile needs none. The caller goes on to its own end, which this must not hide.
+            if error.code != "conflict":
+                sys.stderr.write(f"corral: call {call_id} may go on, it was not cancelled: {error.message}\n")
             continue
         cancelled.append(call_id)
     return cancelled
@@ -38,6 +41,7 @@ def interrupted_making(target: EndpointTarget, asks: Sequence[OutgoingCall]) -> 
         return
     try:
         made = backend().make(target, asks, 0)
-    except Exception:  # noqa: BLE001 - then they were not made either, or the server is away
+    except CorralError as error:
+        sys.stderr.write(f"corral: whether calls were made is not known: {error.message}\n")
         return
     interrupted([seen.id for seen in made if not seen.ended])
