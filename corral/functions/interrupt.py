@@ -19,7 +19,7 @@ def cancel_calls(call_ids: Iterable[str]) -> list[str]:
         try:
             backend().cancel(call_id)
         except CorralError as error:
-            # One that ended meanwhile needs none. The caller goes on to its own end, which this must not hide.
+            # One that ended meanwhile needs none. The caller goes on to its own end: this must not hide it.
             if error.code != "conflict":
                 sys.stderr.write(f"corral: call {call_id} may go on, it was not cancelled: {error.message}\n")
             continue
