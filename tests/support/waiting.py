@@ -19,10 +19,13 @@ def eventually(
     deadline = time.monotonic() + within_s
     pause_s = 0.005
     while True:
+        began = time.monotonic()
         if found := look():
             return found
-        if time.monotonic() >= deadline:
+        looked = time.monotonic()
+        if looked >= deadline:
             raise AssertionError(f"waited {within_s:g} s for {what() if callable(what) else what}")
-        time.sleep(pause_s)
+        # A look that starts a program must not take the time of what it waits for.
+        time.sleep(max(pause_s, min(1.0, 2 * (looked - began))))
         # Short at first: most of what is waited for is nearly there.
         pause_s = min(0.05, pause_s * 1.5)

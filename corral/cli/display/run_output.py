@@ -16,6 +16,8 @@ from corral.wire.logs import LogLine
 
 _CLEAR = "\r\x1b[K"
 _LINES_REMEMBERED = 2000
+# A line may be endless: so much of its beginning is remembered.
+_LONGEST_REMEMBERED = 10_000
 
 
 @dataclass
@@ -57,7 +59,7 @@ class RunOutput:
             stream.write(text if line.partial else f"{text}\n")
             stream.flush()
             before = self.shown.pop() if self._mid_line and self.shown else ""
-            self.shown.append(before + line.text)
+            self.shown.append(before if len(before) > _LONGEST_REMEMBERED else before + line.text)
             self._mid_line = line.partial
 
     def say(self, text: str) -> None:
@@ -92,19 +94,18 @@ class GroupOutput:
     quiet: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
-    # By run and stream, the line that has not ended yet.
-    _begun: dict[tuple[str, str], str] = field(default_factory=dict)
+    # By run and stream, the pieces of the line that has not ended yet.
+    _begun: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, run_id: str, line: LogLine) -> None:
         if line.stream == "corral" and self.quiet:
             return
         with self._lock:
-            whole = self._begun.pop((run_id, line.stream), "") + line.text
-            if line.partial:
-                self._begun[run_id, line.stream] = whole
-            else:
-                self._print(run_id, line.stream, whole)
+            key = run_id, line.stream
+            self._begun.setdefault(key, []).append(line.text)
+            if not line.partial:
+                self._print(*key, self._begun.pop(key))
 
     def end(self, run_id: str) -> None:
         """Nothing more comes of the run: print the lines that it left without an end."""
@@ -118,7 +119,8 @@ class GroupOutput:
                 self.err.write(f"{visible(text)}\n")
                 self.err.flush()
 
-    def _print(self, run_id: str, stream: str, text: str) -> None:
+    def _print(self, run_id: str, stream: str, pieces: list[str]) -> None:
+        text = "".join(pieces)
         to = self.out if stream == "stdout" else self.err
         to.write(f"{run_id}  {visible(text) if stream == 'corral' else for_stream(text, to)}\n")
         to.flush()
