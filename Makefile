@@ -47,7 +47,7 @@ test-fast: $(STAMPS)/test
 	@$(TESTS) tests/unit tests/contract -k 'not postgres'
 
 soak: $(STAMPS)/test
-	@CORRAL_MODEL_PROFILE=long CORRAL_CHAOS_S=3000 $(TESTS) tests/model tests/chaos tests/fleet tests/engine/test_learns.py
+	@CORRAL_MODEL_PROFILE=long CORRAL_CHAOS_S=3000 $(TESTS) tests/model tests/chaos tests/fleet tests/api/test_openapi.py tests/engine/test_learns.py
 
 bench: $(STAMPS)/test
 	@$(BIN)/python -m bench all
