@@ -197,7 +197,7 @@ def test_json_is_json_on_every_command_that_lists(arguments: tuple[str, ...], co
 
 
 def test_a_reader_that_goes_away_is_no_error_to_show(corral: Installation) -> None:
-    code = "for i in range(200_000): print('line', i)"
+    code = "for i in range(50_000): print('line', i)"
     corral.python(code, "--quiet", "--name", "long")
     for command in ("logs latest", "events latest", "schema", "ls --all", "--help"):
         piped = f"{CORRAL} {command} | head -n 1"

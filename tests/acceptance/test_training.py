@@ -275,7 +275,7 @@ def test_an_environment_of_ones_own_is_shipped_and_sees_no_credential_of_the_hos
 
 def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(corral: Installation) -> None:
     name = corral.write(
-        "long.toml", SFT.replace("steps = 8", "steps = 60\nsave_every = 5").replace('sums"', 'killed"')
+        "long.toml", SFT.replace("steps = 8", "steps = 30\nsave_every = 5").replace('sums"', 'killed"')
     )
     run = corral.ok("submit", name).strip()
 
@@ -291,7 +291,7 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(corral: Instal
     ended = corral.json("show", run)
     assert (ended["state"], ended["attempt"]) == ("succeeded", 2)
     steps = [json.loads(line) for line in corral.ok("metrics", run, "--name", "loss", "--json").splitlines()]
-    assert {point["step"] for point in steps} == set(range(1, 61))
+    assert {point["step"] for point in steps} == set(range(1, 31))
     assert min(point["step"] for point in steps if point["attempt"] == 2) > 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,18 @@ class Counter:
         return self.value
 """
 
+# Several commands by one interpreter, since each takes a second to start.
+COMMANDS = """
+import json, runpy, sys
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["corral", *words]
+    try:
+        runpy.run_module("corral", run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, (words, ended.code)
+"""
+
 CALLER = """
 import json, sys
 import corral
@@ -82,6 +95,10 @@ class Release:
 
     def corral(self, *words: str, cwd: Path | None = None) -> str:
         return self.python("-m", "corral", *words, cwd=cwd)
+
+    def corral_each(self, commands: list[str], cwd: Path) -> None:
+        """One after the other; each must succeed."""
+        self.python("-c", COMMANDS, json.dumps([shlex.split(one) for one in commands]), cwd=cwd)
 
     def json(self, *words: str) -> Any:
         return json.loads(self.corral(*words, "--json"))
@@ -139,8 +156,6 @@ def made(old_source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     )
     old.corral("up", "--detach")
     try:
-        old.corral("submit", "sweep.toml", "--follow", cwd=work)
-        old.corral("run", "--", "sh", "-c", "echo 42 > $CORRAL_OUTPUT_DIR/answer", cwd=work)
         subprocess.run(
             [sys.executable, "-m", "corral", "secrets", "set", "GREETING"],
             env=old.env,
@@ -149,13 +164,18 @@ def made(old_source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
             check=True,
             capture_output=True,
         )
-        old.corral("volumes", "put", "kept", str(work / "kept.py"), "kept.py")
-        old.corral("schedules", "add", "nightly.toml", cwd=work)
-        old.corral("manifest", "apply", "fleet.toml", cwd=work)
-        old.corral("quotas", "set", "default", "--max-running", "50")
-        old.corral("fn", "deploy", "kept.py", cwd=work)
+        commands = [
+            "submit sweep.toml --follow",
+            "run -- sh -c 'echo 42 > $CORRAL_OUTPUT_DIR/answer'",
+            "volumes put kept kept.py kept.py",
+            "schedules add nightly.toml",
+            "manifest apply fleet.toml",
+            "quotas set default --max-running 50",
+            "fn deploy kept.py",
+            "submit waits.toml",
+        ]
+        old.corral_each(commands, work)
         assert json.loads(old.python("-c", CALLER, cwd=work))["double"] == 42
-        old.corral("submit", "waits.toml", cwd=work)
         listed = {
             "runs": {run["id"] for run in old.json("ls")},
             "artifacts": {one["id"] for one in old.json("artifacts", "ls")},
@@ -190,15 +210,18 @@ def test_a_data_folder_is_taken_over_whole(new: Release, data: tuple[Path, dict[
     assert listed["artifacts"] <= {one["id"] for one in new.json("artifacts", "ls")}
     assert [one["name"] for one in new.json("schedules", "ls")] == ["nightly"]
     assert [one["name"] for one in new.json("secrets", "ls")] == ["GREETING"]
-    new.corral("volumes", "get", "kept", "/", str(work / "fetched"))
+    commands = [
+        "volumes get kept / fetched",
+        "submit needs.toml --follow",
+        "artifacts get latest greeting",
+        f"cancel {listed['waiting']}",
+        "audit verify",
+    ]
+    new.corral_each(commands, work)
     assert (work / "fetched" / "kept.py").read_text() == PROGRAM
-    new.corral("submit", "needs.toml", "--follow", cwd=work)
-    new.corral("artifacts", "get", "latest", "greeting", cwd=work)
     assert (work / "greeting" / "length").read_text().strip() == str(len("a kept value"))
     assert "nothing to do" in new.corral("manifest", "plan", "fleet.toml", cwd=work)
-    new.corral("cancel", listed["waiting"])
     assert new.json("show", listed["waiting"])["state"] == "cancelled"
-    new.corral("audit", "verify")
     assert "no problem" in new.corral("fsck")
 
 

@@ -17,24 +17,23 @@ from corral.engine.training import advantages, losses
 from corral.engine.training.sft import held_out_loss
 from corral.recipes.train_tables import Lora
 
-# One seed shows that it learns; `make soak` shows that the seed was not luck.
-SEEDS = [0, 1, 2] if os.environ.get("CORRAL_MODEL_PROFILE") == "long" else [0]
+# One seed shows that it learns; `make soak` shows how far it comes, and that the seed was not luck.
+LONG = os.environ.get("CORRAL_MODEL_PROFILE") == "long"
+SEEDS, STEPS, GOAL = ([0, 1, 2], 80, 0.9) if LONG else ([0], 40, 0.7)
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_reward_alone_teaches_the_tiny_model_sums_from_near_zero_to_above_nine_tenths(
-    tmp_path: Path, seed: int
-) -> None:
+def test_reward_alone_teaches_the_tiny_model_sums(tmp_path: Path, seed: int) -> None:
     table = {
         "recipe": "grpo",
         "environment": "arithmetic",
-        "steps": 80,
+        "steps": STEPS,
         "schedule": "linear",
         "prompts_per_step": 16,
         "learning_rate": 1e-3,
         "max_length": 64,
-        "save_every": 80,
+        "save_every": STEPS,
         "eval_rows": 25,
         "grpo": {"group_size": 16, "max_completion": 3, "entropy_coef": 0.05},
     }
@@ -42,7 +41,7 @@ def test_reward_alone_teaches_the_tiny_model_sums_from_near_zero_to_above_nine_t
     history = json.loads((tmp_path / "output" / "metrics.json").read_bytes())["history"]
     rewards = [row["reward"] for row in history if "reward" in row]
     assert rewards[0] < 0.15
-    assert sum(rewards[-10:]) / 10 > 0.9
+    assert sum(rewards[-10:]) / 10 > GOAL
 
 
 def test_examples_lower_the_held_out_loss_of_a_real_model() -> None:

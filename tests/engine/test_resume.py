@@ -57,7 +57,7 @@ def signalled(spec: Path, name: str, *, after: int, number: int) -> int:
 
 
 def test_a_process_that_got_sigkill_is_continued_by_another_to_the_same_losses(tmp_path: Path) -> None:
-    spec = jobs.grpo(tmp_path, steps=20)
+    spec = jobs.grpo(tmp_path, steps=12)
     assert signalled(spec, "killed", after=5, number=signal.SIGKILL) == -signal.SIGKILL
     assert (tmp_path / "killed-checkpoints" / "step-000003").is_dir()
 
@@ -69,12 +69,12 @@ def test_a_process_that_got_sigkill_is_continued_by_another_to_the_same_losses(t
 
 
 def test_a_process_that_is_told_to_stop_writes_a_checkpoint_and_ends_by_the_signal(tmp_path: Path) -> None:
-    spec = jobs.grpo(tmp_path, steps=20, save_every=1000)
+    spec = jobs.grpo(tmp_path, steps=12, save_every=1000)
     assert signalled(spec, "stopped", after=3, number=signal.SIGTERM) == -signal.SIGTERM
 
     (kept,) = (tmp_path / "stopped-checkpoints").glob("step-*")
     done = json.loads((kept / "state.json").read_bytes())["step"]
-    assert 3 <= done < 20
+    assert 3 <= done < 12
     assert not (tmp_path / "stopped").exists()  # an output would pass for a result
 
     jobs.here(spec, "unbroken")

@@ -1,4 +1,4 @@
-"""Eight unlike hosts and sixty unlike runs, while hosts, children, lines and the server fail at random."""
+"""Eight unlike hosts and forty unlike runs, while hosts, children, lines and the server fail at random."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from corral.wire.spec.tables import Resources
 from fleet.conftest import SEED, best_network
 from fleet.fleet import Fleet, fleet
 
-RUNS = 60
+RUNS = 40
 TROUBLE_S = 12.0
 SETTLE_S = 300.0
 # Name, slots, labels, GPUs.

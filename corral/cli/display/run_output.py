@@ -77,13 +77,13 @@ class RunOutput:
     def _drawn_around(self) -> Iterator[None]:
         """The status line is erased, and drawn again after what is done meanwhile."""
         with self._lock:
-            self._draw(_CLEAR)
+            self._draw(clear=True)
             yield
-            self._draw(self._status[: self.columns])
+            self._draw()
 
-    def _draw(self, text: str) -> None:
-        if self.live and self._status and not self._mid_line:
-            self.err.write(text)
+    def _draw(self, *, clear: bool = False) -> None:
+        if self._status and not self._mid_line and self.live:
+            self.err.write(_CLEAR if clear else self._status[: self.columns])
             self.err.flush()
 
 
