@@ -2,7 +2,7 @@
 
     python -m tests.repo.mutations [--root CLONE] [NUMBER ...]
 
-Each is made in a copy of the clone, and the tests that it names must fail there. A place is found by its text
+Each is made in a copy of the clone, and the tests that it names must fail there, and pass without it. A place is found by its text
 anywhere below `corral/`, so that files may move. Of tests that moved, both places are named.
 """
 
@@ -225,6 +225,9 @@ def tests_of(mutation: Mutation, root: Path) -> list[str]:
 def is_caught(mutation: Mutation, root: Path, python: Path) -> bool:
     """By each of the tests that it names."""
     path = place_of(mutation, root)
+    for name in tests_of(mutation, root):
+        if _fails(name, root, python):
+            raise SystemExit(f"{name} fails without the defect too")
     before = path.read_text(encoding="utf-8")
     path.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
