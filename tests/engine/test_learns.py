@@ -20,7 +20,6 @@ from corral.recipes.train_tables import Lora
 # One seed shows that it learns; `make soak` shows how far it comes, and that the seed was not luck.
 LONG = os.environ.get("CORRAL_MODEL_PROFILE") == "long"
 SEEDS, STEPS, GOAL = ([0, 1, 2], 80, 0.9) if LONG else ([0], 40, 0.7)
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -44,10 +43,12 @@ def test_reward_alone_teaches_the_tiny_model_sums(tmp_path: Path, seed: int) -> 
     assert sum(rewards[-10:]) / 10 > GOAL
 
 
-def test_examples_lower_the_held_out_loss_of_a_real_model() -> None:
+def test_examples_lower_the_held_out_loss_of_a_real_model(smollm2_cache: Path) -> None:
     pytest.importorskip("gguf")
     torch.set_num_threads(1)
-    engine = Engine.load("smollm2-135m", lora=Lora(), options=Options(micro_tokens=512), cache_dir=CACHE)
+    engine = Engine.load(
+        "smollm2-135m", lora=Lora(), options=Options(micro_tokens=512), cache_dir=smollm2_cache
+    )
     renderer = Renderer(engine.loaded.tokenizer)
     cities = ["Oslo", "Rome", "Lima", "Cairo", "Paris", "Quito", "Seoul", "Tunis", "Delhi", "Dakar"]
     rows = []

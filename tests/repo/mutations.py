@@ -2,8 +2,9 @@
 
     python -m tests.repo.mutations [--root CLONE] [NUMBER ...]
 
-Each is made in a copy of the clone, and the tests that it names must fail there, and pass without it. A place is found by its text
-anywhere below `corral/`, so that files may move. Of tests that moved, both places are named.
+Each is made in a copy of the clone, and the tests that it names must fail there, and pass without it. A place
+is found by its text anywhere below `corral/`, so that files may move. Of tests that moved, both places are
+named.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TESTS = Path(__file__).resolve().parents[1]
-# One process and in this order: the second reads what the first has converted.
-SMOLLM2 = ("engine/test_smollm2.py", "engine/test_greedy.py")
+# One process and in this order: the others read what the first has converted.
+SMOLLM2 = ("engine/test_smollm2.py", "engine/test_greedy.py", "engine/test_learns.py")
 # So that all processes are busy to the end.
 LONGEST = (
     "docs/test_pages.py",
