@@ -31,6 +31,13 @@ class Mutation:
     new: str
     # Of those in one tuple the first whose file is there.
     tests: tuple[tuple[str, ...], ...]
+    # The same, as the place was before it was rewritten.
+    before: tuple[str, str] | None = None
+
+    def form(self, text: str) -> tuple[str, str] | None:
+        """What to replace in a file with this text, and by what; None if it is not the place."""
+        forms = [(self.old, self.new), *([self.before] if self.before else [])]
+        return next((form for form in forms if text.count(form[0]) == 1), None)
 
 
 MUTATIONS = (
@@ -47,25 +54,27 @@ MUTATIONS = (
     ),
     Mutation(
         "an error has no hint",
-        "    if error.hint:\n        typer.echo(",
-        "    if not error.hint:\n        typer.echo(",
+        '    if error.hint:\n        _tell(f"hint',
+        '    if not error.hint:\n        _tell(f"hint',
         (
             (
                 "tests/acceptance/test_run_files.py::test_a_faulty_run_file_is_refused_at_its_place[syntax]",
                 "tests/acceptance/test_bad_input.py::test_a_faulty_run_file_is_refused_at_its_place[syntax]",
             ),
         ),
+        before=("    if error.hint:\n        typer.echo(", "    if not error.hint:\n        typer.echo("),
     ),
     Mutation(
         "a mistyped key is not told from the nearest",
-        "_known_keys(model, location), 1, 0.5)",
-        "_known_keys(model, location), 1, 1.0)",
+        "near = difflib.get_close_matches(word, list(known), 1, alike)",
+        "near = difflib.get_close_matches(word, list(known), 1, 1.0)",
         (
             (
                 "tests/acceptance/test_run_files.py::test_a_faulty_run_file_is_refused_at_its_place[top]",
                 "tests/acceptance/test_bad_input.py::test_a_faulty_run_file_is_refused_at_its_place[top]",
             ),
         ),
+        before=("_known_keys(model, location), 1, 0.5)", "_known_keys(model, location), 1, 1.0)"),
     ),
     Mutation(
         "a FIFO in a code folder is passed over",
@@ -91,14 +100,15 @@ MUTATIONS = (
     ),
     Mutation(
         "what a run forked away is left to itself",
-        "os.killpg(process.group, signal.SIGKILL)",
-        "os.killpg(process.group, 0)",
+        "                os.killpg(group, signal.SIGKILL)\n    return [pid for pid, _ in living]",
+        "                os.killpg(group, 0)\n    return [pid for pid, _ in living]",
         (
             (
                 "tests/acceptance/test_run_programs.py::test_what_a_program_forked_away_ends_with_it",
                 "tests/acceptance/test_bad_input.py::test_what_a_program_forked_away_ends_with_it",
             ),
         ),
+        before=("os.killpg(process.group, signal.SIGKILL)", "os.killpg(process.group, 0)"),
     ),
     Mutation(
         "any epoch may write",
@@ -132,9 +142,13 @@ MUTATIONS = (
     ),
     Mutation(
         "the low priorities come first",
-        "heads.append((-priority, usage[project], head, lane))",
-        "heads.append((priority, usage[project], head, lane))",
+        "heads.append((-priority, usage[project], not first(shape), head, lane))",
+        "heads.append((priority, usage[project], not first(shape), head, lane))",
         (("tests/unit/test_fair_share.py",),),
+        before=(
+            "heads.append((-priority, usage[project], head, lane))",
+            "heads.append((priority, usage[project], head, lane))",
+        ),
     ),
     Mutation(
         "calls of low priority come first",
@@ -179,9 +193,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a page shows what is not printed",
-        'typer.echo(f"corral is up at ',
-        'typer.echo(f"corral runs at ',
+        'render.say(f"corral is up at ',
+        'render.say(f"corral runs at ',
         (("tests/docs/test_pages.py", "tests/docs/test_docs.py"),),
+        before=('typer.echo(f"corral is up at ', 'typer.echo(f"corral runs at '),
     ),
     Mutation(
         "a page does not say what the command says",
@@ -195,8 +210,8 @@ MUTATIONS = (
 def place_of(mutation: Mutation, root: Path) -> Path:
     """The one file that has its text once."""
     files = [path for suffix in ("py", "sql") for path in (root / "corral").rglob(f"*.{suffix}")]
-    found = [path for path in files if mutation.old in path.read_text(encoding="utf-8")]
-    if len(found) != 1 or found[0].read_text(encoding="utf-8").count(mutation.old) != 1:
+    found = [path for path in files if mutation.form(path.read_text(encoding="utf-8")) is not None]
+    if len(found) != 1:
         raise SystemExit(f"{mutation.what}: the text is in {[str(path) for path in found]}, not in one place")
     return found[0]
 
@@ -230,7 +245,9 @@ def is_caught(mutation: Mutation, root: Path, python: Path) -> bool:
         if _fails(name, root, python):
             raise SystemExit(f"{name} fails without the defect too")
     before = path.read_text(encoding="utf-8")
-    path.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
+    form = mutation.form(before)
+    assert form is not None
+    path.write_text(before.replace(*form), encoding="utf-8")
     try:
         return all(_fails(name, root, python) for name in tests_of(mutation, root))
     finally:
