@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from repo.mutations import MUTATIONS, ROOT, place_of, tests_of
+from repo import mutations
 
 
 def test_every_defect_of_the_list_can_be_made_and_its_tests_are_there() -> None:
-    assert len(MUTATIONS) == 20
-    for mutation in MUTATIONS:
-        place_of(mutation, ROOT)
-        assert tests_of(mutation, ROOT)
+    assert len(mutations.MUTATIONS) == 20
+    for mutation in mutations.MUTATIONS:
+        mutations.place_of(mutation, mutations.ROOT)
+        assert mutations.tests_of(mutation, mutations.ROOT)
