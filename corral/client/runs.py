@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from corral.client.api import Api
 from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
-from corral.domain.errors import NotFound
+from corral.domain.errors import SPEC_HINT, NotFound
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.base import explain
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
@@ -270,4 +270,4 @@ def _request(specs: Sequence[RunSpec], *, request_id: str | None = None, **terms
     try:
         return SubmitRequest(request_id=request_id or new_request_id(), runs=list(specs), **terms)
     except ValidationError as error:
-        raise explain(SubmitRequest, error, what="what would be submitted") from None
+        raise explain(SubmitRequest, error, what="what would be submitted", hint=SPEC_HINT) from None

@@ -11,7 +11,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.runs import joined, ran
-from corral.cli.options import AsJson, Limit, OnlyProject
+from corral.cli.options import AsJson, Limit, OnlyProject, checked_label
 from corral.cli.runs.group_option import group_meant
 from corral.client.runs import RunQuery
 from corral.domain.runs.states import RunState
@@ -29,7 +29,9 @@ def ls(
         str | None, typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups)
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
-    label: Annotated[str | None, typer.Option(help="Only with this KEY=VALUE.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Only with this KEY=VALUE.", callback=checked_label)
+    ] = None,
     schedule: Annotated[
         str | None, typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules)
     ] = None,

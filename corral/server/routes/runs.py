@@ -95,7 +95,7 @@ async def list_runs(
     state: Annotated[list[RunState] | None, Query(max_length=20)] = None,
     group: str | None = None,
     name: str | None = None,
-    label: Annotated[str | None, Query(pattern=r"^[^=]+=.*$")] = None,
+    label: wire.LabelText | None = None,
     schedule: str | None = None,
     mine: bool = False,
     params: bool = False,
