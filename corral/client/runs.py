@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from corral.client.api import Api
 from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
 from corral.domain.errors import SPEC_HINT, NotFound
+from corral.domain.runs.runs import INSTANCE
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.base import explain
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
@@ -43,6 +44,7 @@ class RunQuery:
     """Which runs a list shows; `label` as `key=value`.
 
     `mine` are those that the caller submitted. With `with_params` each run says what it was given.
+    Without `instances` those of functions are left out.
     """
 
     project: str | None = None
@@ -53,12 +55,14 @@ class RunQuery:
     schedule: str | None = None
     mine: bool = False
     with_params: bool = False
+    instances: bool = True
 
     def params(self) -> dict[str, str | Sequence[str] | None]:
         params = {key: value for key, value in vars(self).items() if not isinstance(value, bool)}
         params["state"] = list(params.pop("states"))
         asked = {"mine": self.mine, "params": self.with_params}
-        return {**params, **{name: "true" for name, wanted in asked.items() if wanted}}
+        shown = {} if self.instances else {"instances": "false"}
+        return {**params, **shown, **{name: "true" for name, wanted in asked.items() if wanted}}
 
 
 RunsDone = Callable[[int], None]
@@ -99,12 +103,21 @@ class Runs(Api):
 
     def page(self, where: RunQuery | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
         """Newest first."""
-        params = {**(where or RunQuery()).params(), "cursor": cursor, "limit": limit}
-        return self._transport.get(self.root, RunPage, params)
+        where = where or RunQuery()
+        found = self._transport.get(self.root, RunPage, {**where.params(), "cursor": cursor, "limit": limit})
+        return found if where.instances or found.hidden is not None else _without_instances(found)
+
+    def pages(self, where: RunQuery, *, page_size: int = 200) -> Iterator[RunPage]:
+        """All of them."""
+        page = self.page(where, limit=page_size)
+        yield page
+        while page.next is not None:
+            page = self.page(where, cursor=page.next, limit=page_size)
+            yield page
 
     def iter(self, where: RunQuery | None = None, *, page_size: int = 200) -> Iterator[RunView]:
-        params = {**(where or RunQuery()).params(), "limit": page_size}
-        return self._transport.items(self.root, RunPage, params)
+        pages = self.pages(where or RunQuery(), page_size=page_size)
+        return (run for page in pages for run in page.items)
 
     def cancel(self, run: str, *, reason: str = "") -> RunView:
         body = CancelRequest(reason=reason)
@@ -263,6 +276,12 @@ class Runs(Api):
                 hint="Submit one: `corral run -- COMMAND`; or give a run's id.",
             )
         return newest[0].id
+
+
+def _without_instances(page: RunPage) -> RunPage:
+    """Of a server that does not leave them out by itself."""
+    kept = [run for run in page.items if run.kind != INSTANCE]
+    return page.model_copy(update={"items": kept, "hidden": len(page.items) - len(kept)})
 
 
 def _request(specs: Sequence[RunSpec], *, request_id: str | None = None, **terms: Any) -> SubmitRequest:

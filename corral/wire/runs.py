@@ -152,7 +152,17 @@ class RunDetail(RunView):
     after: list[ParentView] = []
 
 
-class RunPage(AnswerPage[RunView]): ...
+# So many are counted; who has more wants to know that there are many.
+MOST_HIDDEN = 1000
+
+
+class RunPage(AnswerPage[RunView]):
+    hidden: int | None = Field(
+        None,
+        description=(
+            "With `instances=false`: how many instances were left out among these; counted to 1,000."
+        ),
+    )
 
 
 class EventView(Answer):

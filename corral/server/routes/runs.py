@@ -14,6 +14,7 @@ from corral.core.runs.cancel import cancel, check_cancel
 from corral.core.runs.group_results import stored_settings
 from corral.core.runs.groups import with_one_group
 from corral.core.runs.hold import hold, let_go
+from corral.core.runs.listing import without_instances
 from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.remove import bytes_of, check_remove, remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
@@ -99,10 +100,14 @@ async def list_runs(
     schedule: str | None = None,
     mine: bool = False,
     params: bool = False,
+    instances: bool = True,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> wire.RunPage:
-    """Newest first. `mine` are those that the caller submitted; with `params` each says what it was given."""
+    """Newest first. `mine` are those that the caller submitted; with `params` each says what it was given.
+
+    `instances=false` leaves out the instances of functions, which are runs of kind `service`.
+    """
     where = RunFilter(
         project=caller.narrowed(project),
         states=tuple(state or ()),
@@ -116,11 +121,15 @@ async def list_runs(
 
     def unit(tx: Tx) -> wire.RunPage:
         names = NameLookup(tx)
-        runs = tx.runs.page(with_one_group(tx, where), after=after, limit=limit)
+        found, hidden = with_one_group(tx, where), None
+        if instances:
+            runs = tx.runs.page(found, after=after, limit=limit)
+        else:
+            runs, hidden = without_instances(tx, found, after=after, limit=limit, count_to=wire.MOST_HIDDEN)
         items = [run_view(tx, run, names) for run in runs]
         if params:
             items = _with_params(tx, items)
-        return wire.RunPage(items=items, next=next_page(runs, limit, by_time))
+        return wire.RunPage(items=items, next=next_page(runs, limit, by_time), hidden=hidden)
 
     return await svc.store.read(unit)
 

@@ -74,6 +74,8 @@ WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if check_state AND /*sqlite +*/state = :check_state */
     /*if check_project AND /*sqlite +*/project = :check_project */
     /*if ended_before AND ended_at < :ended_before */
+    /*if kind AND kind = :kind */
+    /*if other_kind AND kind <> :other_kind */
     /*if label AND EXISTS (
         SELECT 1 FROM json_each(/*sqlite labels*//*pg CAST(labels AS JSON)*/) AS l
         WHERE l.key = :label AND l.value /*pg #>> '{}' */ = :label_value

@@ -97,7 +97,7 @@ class SqlRuns(Table):
         # Nothing is created after the end of time, so without `after` the page begins at the newest.
         at, last = after or (math.inf, "")
         base: dict[str, object] = {"limit": limit, "after_created_at": at, "after_id": last}
-        base |= given(ended_before=where.ended_before)
+        base |= given(ended_before=where.ended_before, kind=where.kind, other_kind=where.other_kind)
         if where.label is not None:
             base |= {"label": where.label[0], "label_value": where.label[1]}
         base |= given(submitted_by=where.submitted_by)
