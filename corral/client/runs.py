@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from corral.client.api import Api
 from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
 from corral.domain.errors import SPEC_HINT, NotFound
 from corral.domain.runs.runs import INSTANCE
 from corral.wire.artifacts import ArtifactPage
-from corral.wire.base import explain
+from corral.wire.base import validated
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import (
     CancelManyRequest,
@@ -120,14 +118,15 @@ class Runs(Api):
         return (run for page in pages for run in page.items)
 
     def cancel(self, run: str, *, reason: str = "") -> RunView:
-        body = CancelRequest(reason=reason)
+        body = validated(CancelRequest, {"reason": reason}, what="the request")
         return self._transport.repeat("POST", self._run(run, "cancel"), RunView, body=body)
 
     def cancel_all(
         self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: RunsDone | None = None
     ) -> ManyAnswer:
         """Every run that fits, page by page."""
-        body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run)
+        given = {"which": which, "reason": reason, "dry_run": dry_run}
+        body = validated(CancelManyRequest, given, what="the filter")
         return self._act_on_all(self._path("cancel"), body, told)
 
     def requeue_all(
@@ -139,7 +138,8 @@ class Runs(Api):
         told: RunsDone | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, with those that ended because of it."""
-        body = RequeueManyRequest(which=which, request_id=request_id or new_request_id(), dry_run=dry_run)
+        given = {"which": which, "request_id": request_id or new_request_id(), "dry_run": dry_run}
+        body = validated(RequeueManyRequest, given, what="the filter")
         return self._act_on_all(self._path("requeue"), body, told)
 
     def remove_all(
@@ -151,7 +151,8 @@ class Runs(Api):
         told: RunsDone | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, for good."""
-        body = RemoveManyRequest(which=which, older_than_s=older_than_s, dry_run=dry_run)
+        given = {"which": which, "older_than_s": older_than_s, "dry_run": dry_run}
+        body = validated(RemoveManyRequest, given, what="the filter")
         return self._act_on_all(self._path("remove"), body, told)
 
     def _act_on_all(
@@ -286,7 +287,5 @@ def _without_instances(page: RunPage) -> RunPage:
 
 def _request(specs: Sequence[RunSpec], *, request_id: str | None = None, **terms: Any) -> SubmitRequest:
     """InvalidInput names what is wrong with which run."""
-    try:
-        return SubmitRequest(request_id=request_id or new_request_id(), runs=list(specs), **terms)
-    except ValidationError as error:
-        raise explain(SubmitRequest, error, what="what would be submitted", hint=SPEC_HINT) from None
+    given = {"request_id": request_id or new_request_id(), "runs": list(specs), **terms}
+    return validated(SubmitRequest, given, what="what would be submitted", hint=SPEC_HINT)

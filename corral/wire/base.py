@@ -166,11 +166,15 @@ RequestId = Annotated[str, _is(is_request_id, "a request id (8 to 64 of A-Z a-z 
 DigestText = Annotated[str, _is(is_digest, "a SHA-256 digest (64 lower-case hex digits)")]
 
 
+# The place of what is wrong with all of it together.
+WHOLE = "(whole)"
+
+
 def _place(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path or "(whole)"
+    return path or WHOLE
 
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
@@ -210,5 +214,5 @@ def explain(
         if message == UNKNOWN_KEY:
             message += did_you_mean(str(location[-1]), _known_keys(model, location), 0.5)
         fields.append(FieldError(_place((under, *location) if under else location), message))
-    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
+    lines = "; ".join(f.message if f.path == WHOLE else f"`{f.path}` {f.message}" for f in fields[:20])
     return InvalidInput(f"{what} is not valid: {lines}", hint=hint, fields=fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 from pydantic_core._pydantic_core import list_all_errors
 from support import forked
 
+from corral.client.corral import Corral
+from corral.client.runs import Runs
 from corral.client.submit.run_file import parse
 from corral.domain.errors import SPEC_HINT, InvalidInput
+from corral.domain.runs.states import RunState
 from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.faults import in_words
+from corral.wire.runs import RunSelection
 from corral.wire.tokens import TokenRequest
 
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
@@ -80,6 +85,31 @@ def test_a_wrong_run_file_is_told_in_plain_words_with_its_hint(text: str, place:
     assert found.path == place
     assert found.message.startswith(said)
     assert caught.value.hint == SPEC_HINT
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (
+            lambda runs: runs.cancel_all(RunSelection(states=[RunState.FAILED])),
+            "the filter is not valid: names the state failed, in which there is nothing to cancel",
+        ),
+        (
+            lambda runs: runs.remove_all(RunSelection(states=[RunState.RUNNING])),
+            "the filter is not valid: names the state running; only a run that has ended can be removed",
+        ),
+        (
+            lambda runs: runs.cancel("r-bcdfghjkmnpq", reason="x" * 501),
+            "the request is not valid: `reason` has more than 500 characters",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_an_error_before_it_is_sent(act: Callable[[Runs], object], said: str) -> None:
+    """`corral cancel --state failed` ended with a traceback of pydantic's."""
+    with Corral("http://127.0.0.1:9", "t") as nobody, pytest.raises(InvalidInput) as caught:
+        act(nobody.runs)
+
+    assert caught.value.message == said
 
 
 @pytest.mark.parametrize("command", [("ls",), ("cancel",), ("rm",)])

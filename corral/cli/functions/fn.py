@@ -18,6 +18,7 @@ from corral.cli.functions.watch import EndpointWatch
 from corral.cli.options import AsJson, command_group
 from corral.domain.errors import InvalidInput, NotFound
 from corral.settings import read_settings
+from corral.wire.base import validated
 from corral.wire.endpoints import Scaling
 
 _FOLLOW_S = 0.5
@@ -117,7 +118,7 @@ def scale(
         now = corral.endpoints.get(project, name).scaling
         given = {"min": least, "max": most, "idle_s": idle}
         changed = {**now.model_dump(), **{key: value for key, value in given.items() if value is not None}}
-        view = corral.endpoints.scale(project, name, Scaling.model_validate(changed))
+        view = corral.endpoints.scale(project, name, validated(Scaling, changed, what="the scaling"))
     render.say(json.dumps(view.scaling.model_dump(exclude_none=True)))
 
 
