@@ -23,6 +23,9 @@ RunId = Annotated[
         help="Run id, a unique prefix of it, or `latest` (of your own).", autocompletion=complete.runs
     ),
 ]
+Endpoint = Annotated[
+    str, typer.Argument(help="An endpoint: `app.function`.", autocompletion=complete.endpoints)
+]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file (TOML).")]
 FollowIt = Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit with its code.")]
 FollowOn = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")]

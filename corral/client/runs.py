@@ -54,6 +54,8 @@ class RunQuery:
     mine: bool = False
     with_params: bool = False
     instances: bool = True
+    # How ids begin; an older server does not narrow a list down by it.
+    prefix: str | None = None
 
     def params(self) -> dict[str, str | Sequence[str] | None]:
         params = {key: value for key, value in vars(self).items() if not isinstance(value, bool)}

@@ -35,11 +35,13 @@ from corral.store.store import write_together
 from corral.store.transaction import Tx
 from corral.wire import runs as wire
 from corral.wire.artifacts import ArtifactPage
+from corral.wire.faults import Form
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 _LIVE = tuple(state for state in RunState if state not in FINAL)
 _ENDED_BADLY = (RunState.FAILED, RunState.CANCELLED)
+IdBeginning = Annotated[str, Form(r"^[a-z0-9-]{1,14}$", "the beginning of a run's id, as r-3gj5")]
 Act = Callable[[Tx, Run], wire.ActionResult]
 
 
@@ -101,13 +103,18 @@ async def list_runs(
     mine: bool = False,
     params: bool = False,
     instances: bool = True,
+    prefix: IdBeginning | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> wire.RunPage:
     """Newest first. `mine` are those that the caller submitted; with `params` each says what it was given.
 
-    `instances=false` leaves out the instances of functions, which are runs of kind `service`.
+    `instances=false` leaves out the instances of functions, which are runs of kind `service`. `prefix` finds
+    runs by how their ids begin, in the order of ids; beside it only `project` and `limit` count.
     """
+    if prefix is not None:
+        project = caller.narrowed(project)
+        return await svc.store.read(lambda tx: _beginning(tx, prefix, project, limit))
     where = RunFilter(
         project=caller.narrowed(project),
         states=tuple(state or ()),
@@ -132,6 +139,11 @@ async def list_runs(
         return wire.RunPage(items=items, next=next_page(runs, limit, by_time), hidden=hidden)
 
     return await svc.store.read(unit)
+
+
+def _beginning(tx: Tx, prefix: str, project: str | None, limit: int) -> wire.RunPage:
+    names = NameLookup(tx)
+    return wire.RunPage(items=[run_view(tx, run, names) for run in tx.runs.beginning(prefix, project, limit)])
 
 
 def _with_params(tx: Tx, items: list[wire.RunView]) -> list[wire.RunView]:

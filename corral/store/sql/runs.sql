@@ -61,6 +61,10 @@ FROM run_specs WHERE run_id IN (<list ids>);
 SELECT id FROM runs WHERE id >= :low AND id < :high /*if project AND project = :project */
 ORDER BY id LIMIT :limit;
 
+-- name: run_beginning
+SELECT <run> FROM runs WHERE id >= :low AND id < :high /*if project AND /*sqlite +*/project = :project */
+ORDER BY id LIMIT :limit;
+
 -- The caller leads with one column that has an index and gives the rest as checks; SQLite, which has no
 -- statistics, is kept from using an index for a check by the plus sign.
 -- name: run_page

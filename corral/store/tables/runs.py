@@ -89,6 +89,11 @@ class SqlRuns(Table):
         scope = given(project=project)
         return self._column("run_by_prefix", low=prefix, high=prefix + "~", limit=limit, **scope)
 
+    def beginning(self, prefix: str, project: str | None, limit: int) -> list[Run]:
+        """The runs whose ids begin so, in the order of ids."""
+        scope = given(project=project)
+        return self._all(RUN, "run_beginning", low=prefix, high=prefix + "~", limit=limit, **scope)
+
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]:
         return self._all(RUN, "run_page_by_id", after=after or "", limit=limit)
 
