@@ -71,7 +71,7 @@ HOT: list[tuple[str, dict[str, Any], str]] = [
     (
         "run_beginning",
         {"low": "r-b", "high": "r-b~", "project": "project-3", "limit": 50},
-        "autoindex_runs_1",
+        "sqlite_autoindex_runs_1",
     ),
     ("run_page", {**NEWEST, "project": "project-3", "limit": 50}, "runs_project"),
     ("run_page", {"after_created_at": 9e4, "after_id": "r-x", "limit": 50}, "runs_created"),
