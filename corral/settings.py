@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.webhooks.addresses import parse_networks
+from corral.wire.faults import in_words
 
 
 class Settings(BaseModel):
@@ -153,10 +154,10 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         settings = Settings.model_validate(given)
     except ValidationError as error:
         fields = [
-            FieldError(f"CORRAL_{str(item['loc'][0]).upper()}", item["msg"])
+            FieldError(f"CORRAL_{str(item['loc'][0]).upper()}", in_words(item))
             for item in error.errors(include_url=False, include_input=False)
         ]
-        message = "; ".join(f"{f.path}: {f.message}" for f in fields)
+        message = "; ".join(f"{f.path} {f.message}" for f in fields)
         raise InvalidInput(
             f"the environment has wrong settings: {message}", hint="Correct or unset them.", fields=fields
         ) from None

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreDamaged
 from corral.files.atomic import PRIVATE, replacing, sync_folder, write_durably
 from corral.files.private import find_others, keep_files_private
+from corral.files.sizes import format_size
 from corral.settings import Settings, read_settings
 from corral.version import __version__
 
@@ -31,6 +32,7 @@ BLOBS, _SEGMENTS = Path("blobs"), Path("segments/segments")
 # Small files, and folders of them, that the installation needs beside its database.
 _WORKER = ("worker/token", "worker/host.json", "worker/client.pem", "worker/ca.pem")
 KEPT = ("installation.json", "key", "operator.token", "tls", *_WORKER)
+SIDE_FILES = tuple(f"{name}{end}" for name in (DATABASE, f"{DATABASE}.part") for end in ("-wal", "-shm"))
 # Something may be removed each time; who removes without end has nothing to back up.
 _ROUNDS = 6
 
@@ -51,9 +53,11 @@ class StoredFile(NamedTuple):
 
 
 class CopyResult(NamedTuple):
-    """How many files were copied now, and which the database names though the home has lost them."""
+    """How many files, and bytes, were copied now because they were new or had grown, and which the database
+    names though the home has lost them."""
 
     copied: int
+    bytes: int
     lost: list[Path]
 
 
@@ -92,9 +96,13 @@ def back_up(settings: Settings, to: BackupFolder) -> CopyResult:
     _check_embedded(settings)
     _prepare(to)
     part = to.home / f"{DATABASE}.part"
-    done = _copy_all(settings.home, to.home, part)
-    _copy_kept(settings.home, to.home)
-    os.replace(part, to.database)
+    try:
+        done = _copy_all(settings.home, to.home, part)
+        _copy_kept(settings.home, to.home)
+        os.replace(part, to.database)
+    finally:
+        part.unlink(missing_ok=True)
+        _drop_side_files(to.home)
     sync_folder(to.home)
     stored = list(named_files(to.database))
     _prune(to.home, {one.path for one in stored})
@@ -133,22 +141,34 @@ def _copy_all(home: Path, to: Path, part: Path) -> CopyResult:
 def _copy_round(home: Path, to: Path, part: Path) -> CopyResult | None:
     """Copy the database, then what it names; None if some of it was removed meanwhile."""
     _snapshot(home / DATABASE, part)
-    copied = 0
+    copied: list[int] = []
     lost: list[Path] = []
     for one in named_files(part):
-        there = to / one.path
-        if one.is_blob and there.is_file() and there.stat().st_size == one.size:
-            continue
         try:
-            whole = _copy(home / one.path, there) >= one.size
+            if _has(to, one, home):
+                continue
+            size = _copy(home / one.path, to / one.path)
         except FileNotFoundError:
             if not _is_named(home / DATABASE, one):
                 return None
-            whole = False
-        copied += whole
-        if not whole:
+            size = -1
+        if size >= one.size:
+            copied.append(size)
+        else:
             lost.append(one.path)
-    return CopyResult(copied, lost)
+    return CopyResult(len(copied), sum(copied), lost)
+
+
+def _has(to: Path, one: StoredFile, home: Path) -> bool:
+    """Whether the backup has the file as it is. A log that has grown since has another size and time."""
+    try:
+        there = (to / one.path).stat()
+    except FileNotFoundError:
+        return False
+    if one.is_blob:
+        return there.st_size == one.size
+    here = (home / one.path).stat()
+    return (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
 
 
 def _snapshot(database: Path, to: Path) -> None:
@@ -171,8 +191,14 @@ def _opened(database: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=30)
 
 
+def opened_copy(database: Path) -> sqlite3.Connection:
+    """One that nobody writes to: without `immutable`, SQLite would lay files beside it and leave them."""
+    return sqlite3.connect(f"{database.as_uri()}?mode=ro&immutable=1", uri=True)
+
+
 def named_files(database: Path) -> Iterator[StoredFile]:
-    with closing(_opened(database)) as raw:
+    """Of a copy of a database."""
+    with closing(opened_copy(database)) as raw:
         for digest, size in raw.execute(
             "SELECT digest, MAX(size) FROM blobs WHERE condemned_at IS NULL GROUP BY digest"
         ):
@@ -195,11 +221,14 @@ def _is_named(database: Path, one: StoredFile) -> bool:
 def _copy(source: Path, to: Path) -> int:
     """How many bytes it has; a log may have grown since the database was copied."""
     with source.open("rb") as file:
+        before = os.fstat(file.fileno())
         to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replacing(to, mode=PRIVATE) as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
             copy.flush()
             os.fsync(copy.fileno())
+    # The next backup tells by it whether the file is still the same.
+    os.utime(to, ns=(before.st_atime_ns, before.st_mtime_ns))
     return to.stat().st_size
 
 
@@ -219,8 +248,14 @@ def _prune(home: Path, keep: set[Path]) -> None:
                 path.unlink()
 
 
+def _drop_side_files(home: Path) -> None:
+    """What SQLite lays beside a database while it is read; an earlier version left it in backups."""
+    for name in SIDE_FILES:
+        (home / name).unlink(missing_ok=True)
+
+
 def _count_runs(database: Path) -> int:
-    with closing(_opened(database)) as raw:
+    with closing(opened_copy(database)) as raw:
         (count,) = raw.execute("SELECT COUNT(*) FROM runs").fetchone()
     return int(count)
 
@@ -238,6 +273,10 @@ def _check_embedded(settings: Settings) -> None:
         )
 
 
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def main() -> int:
     keep_files_private()
     to = BackupFolder(Path(sys.argv[1]).resolve())
@@ -250,9 +289,11 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"error: the backup could not be written: {error}\n")
         return 1
+    runs, files = _counted(said["runs"], "run"), _counted(said["files"], "file")
+    new = f"{_counted(done.copied, 'file')} ({format_size(done.bytes)}) copied now"
     sys.stdout.write(
-        f"{said['runs']} runs and {said['files']} files of {said['bytes']} bytes are in {to.root}; "
-        f"{done.copied} files were copied now\n"
+        f"{runs} and {files} ({format_size(said['bytes'])}) are in {to.root}; "
+        f"{new if done.copied else 'nothing was new'}\n"
     )
     for path in done.lost:
         sys.stderr.write(f"not in the backup, since the installation has lost it: {path}\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +12,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from corral.bootstrap.backup import DATABASE, KEPT, BackupFailed, BackupFolder, StoredFile, named_files
+from corral.bootstrap.backup import (
+    DATABASE,
+    KEPT,
+    SIDE_FILES,
+    BackupFailed,
+    BackupFolder,
+    StoredFile,
+    named_files,
+    opened_copy,
+)
 from corral.bootstrap.installation import write_note
 from corral.domain.errors import Conflict, CorralError, InvalidInput
 from corral.domain.installation import InstallationNote
@@ -130,6 +138,8 @@ def _strangers(backup: BackupFolder, files: list[Path]) -> Iterator[str]:
     known = {str(path) for path in files}
     for path in backup.home.rglob("*"):
         name = str(path.relative_to(backup.home))
+        if name in SIDE_FILES:
+            continue
         if path.is_file() and name not in known and not name.startswith(("blobs/", "segments/")):
             yield f"{name} is no part of a backup"
 
@@ -167,7 +177,7 @@ def _place(source: Path, to: Path) -> None:
 
 def _note(settings: Settings) -> None:
     """What the restored database has is all that is known of from now on."""
-    with closing(sqlite3.connect(f"{settings.database_file.as_uri()}?mode=ro", uri=True)) as raw:
+    with closing(opened_copy(settings.database_file)) as raw:
         tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
         row = None
         if "installation" in tables:

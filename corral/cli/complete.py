@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from corral.cli.connect import connect
 from corral.cli.display.visible import visible_line
 from corral.client.corral import Corral
+from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError
+from corral.settings import read_settings
 
 _SHOWN = 50
+# Of names, which are found by looking at all of them.
+_LOOKED_AT = 1000
+_PART_OF_ID = re.compile(r"r-[a-z0-9]+")
 # A word, and what it is.
 Candidate = tuple[str, str]
 Completion = Callable[[str], list[Candidate]]
 
 
-def _completion(find: Callable[[Corral], Iterable[Candidate]]) -> Completion:
+def _completion(find: Callable[[Corral, str], Iterable[Candidate]]) -> Completion:
     def complete(incomplete: str) -> list[Candidate]:
         try:
             with connect() as corral:
                 return [
                     (visible_line(word), visible_line(what))
-                    for word, what in find(corral)
+                    for word, what in find(corral, incomplete)
                     if word.startswith(incomplete)
                 ]
         except CorralError:
@@ -32,35 +38,43 @@ def _completion(find: Callable[[Corral], Iterable[Candidate]]) -> Completion:
 
 
 @_completion
-def runs(corral: Corral) -> Iterable[Candidate]:
-    """The newest ones only."""
-    found = [(run.id, f"{run.name} {run.state}") for run in corral.runs.page(limit=_SHOWN).items]
+def runs(corral: Corral, incomplete: str) -> Iterable[Candidate]:
+    """All that begin so, however old; the newest where nothing is typed yet."""
+    prefix = incomplete if _PART_OF_ID.fullmatch(incomplete) else None
+    page = corral.runs.page(RunQuery(prefix=prefix), limit=_LOOKED_AT if prefix else _SHOWN)
+    found = [(run.id, f"{run.name} {run.state}") for run in page.items]
     return [*found, ("latest", "the newest that you submitted")]
 
 
 @_completion
-def projects(corral: Corral) -> Iterable[Candidate]:
+def endpoints(corral: Corral, _: str) -> Iterable[Candidate]:
+    """Of the project that commands about functions mean; those of running programs too."""
+    found = corral.endpoints.all(read_settings().project)
+    return [(one.name, "stopped" if one.stopped else ", ".join(sorted(one.functions))) for one in found]
+
+
+@_completion
+def projects(corral: Corral, _: str) -> Iterable[Candidate]:
     """Projects that have a quota, or used something this month."""
     limited = {quota.project for quota in corral.quotas.all()}
     return [(name, "") for name in sorted(limited | {item.project for item in corral.quotas.usage().items})]
 
 
 @_completion
-def groups(corral: Corral) -> Iterable[Candidate]:
+def groups(corral: Corral, _: str) -> Iterable[Candidate]:
     """Names, which are easier to tell apart than ids."""
-    page = corral.groups.page(limit=_SHOWN)
+    page = corral.groups.page(limit=_LOOKED_AT)
     return {group.name: f"{group.runs} runs" for group in reversed(page.items)}.items()
 
 
 @_completion
-def schedules(corral: Corral) -> Iterable[Candidate]:
-    page = corral.schedules.page(limit=_SHOWN)
-    return [(one.name, one.cron or f"every {one.every:g} s") for one in page.items]
+def schedules(corral: Corral, _: str) -> Iterable[Candidate]:
+    return [(one.name, one.cron or f"every {one.every:g} s") for one in corral.schedules.all()]
 
 
 manifests = _completion(
-    lambda corral: [(one.name, f"{one.project}, {one.runs} runs") for one in corral.manifests.page().items]
+    lambda corral, _: [(one.name, f"{one.project}, {one.runs} runs") for one in corral.manifests.all()]
 )
-webhooks = _completion(lambda corral: [(hook.name, hook.url) for hook in corral.webhooks.all()])
-hosts = _completion(lambda corral: [(host.name, host.id) for host in corral.hosts.page().items])
-volumes = _completion(lambda corral: [(one.name, f"version {one.head}") for one in corral.volumes.all()])
+webhooks = _completion(lambda corral, _: [(hook.name, hook.url) for hook in corral.webhooks.all()])
+hosts = _completion(lambda corral, _: [(host.name, host.id) for host in corral.hosts.all()])
+volumes = _completion(lambda corral, _: [(one.name, f"version {one.head}") for one in corral.volumes.all()])

@@ -9,6 +9,7 @@ import typer
 
 from corral.cli import complete
 from corral.cli.connect import own_project
+from corral.domain.errors import InvalidInput
 from corral.durations import parse_duration
 from corral.settings import read_settings
 
@@ -21,6 +22,9 @@ RunId = Annotated[
     typer.Argument(
         help="Run id, a unique prefix of it, or `latest` (of your own).", autocompletion=complete.runs
     ),
+]
+Endpoint = Annotated[
+    str, typer.Argument(help="An endpoint: `app.function`.", autocompletion=complete.endpoints)
 ]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file (TOML).")]
 FollowIt = Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit with its code.")]
@@ -35,6 +39,14 @@ def command_group(help: str | None) -> typer.Typer:
 
 def project_or_own(given: str | None) -> str:
     return given or own_project(read_settings())
+
+
+def checked_label(text: str | None) -> str | None:
+    """InvalidInput unless it is a label with its value."""
+    # Where the first sign of equality stands: after one character of a key at least.
+    if text is not None and text.find("=") < 1:
+        raise InvalidInput(f"--label {text!r} is not KEY=VALUE", hint="Write it as `--label team=vision`.")
+    return text
 
 
 def duration_s(text: str | None, option: str) -> float | None:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from corral.client.api import Api
 from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
-from corral.domain.errors import NotFound
+from corral.domain.errors import SPEC_HINT, NotFound
+from corral.domain.runs.runs import INSTANCE
 from corral.wire.artifacts import ArtifactPage
-from corral.wire.base import explain
+from corral.wire.base import validated
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import (
     CancelManyRequest,
@@ -43,6 +42,7 @@ class RunQuery:
     """Which runs a list shows; `label` as `key=value`.
 
     `mine` are those that the caller submitted. With `with_params` each run says what it was given.
+    Without `instances` those of functions are left out.
     """
 
     project: str | None = None
@@ -53,12 +53,16 @@ class RunQuery:
     schedule: str | None = None
     mine: bool = False
     with_params: bool = False
+    instances: bool = True
+    # How ids begin; an older server does not narrow a list down by it.
+    prefix: str | None = None
 
     def params(self) -> dict[str, str | Sequence[str] | None]:
         params = {key: value for key, value in vars(self).items() if not isinstance(value, bool)}
         params["state"] = list(params.pop("states"))
         asked = {"mine": self.mine, "params": self.with_params}
-        return {**params, **{name: "true" for name, wanted in asked.items() if wanted}}
+        shown = {} if self.instances else {"instances": "false"}
+        return {**params, **shown, **{name: "true" for name, wanted in asked.items() if wanted}}
 
 
 RunsDone = Callable[[int], None]
@@ -99,22 +103,32 @@ class Runs(Api):
 
     def page(self, where: RunQuery | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
         """Newest first."""
-        params = {**(where or RunQuery()).params(), "cursor": cursor, "limit": limit}
-        return self._transport.get(self.root, RunPage, params)
+        where = where or RunQuery()
+        found = self._transport.get(self.root, RunPage, {**where.params(), "cursor": cursor, "limit": limit})
+        return found if where.instances or found.hidden is not None else _without_instances(found)
+
+    def pages(self, where: RunQuery, *, page_size: int = 200) -> Iterator[RunPage]:
+        """All of them."""
+        page = self.page(where, limit=page_size)
+        yield page
+        while page.next is not None:
+            page = self.page(where, cursor=page.next, limit=page_size)
+            yield page
 
     def iter(self, where: RunQuery | None = None, *, page_size: int = 200) -> Iterator[RunView]:
-        params = {**(where or RunQuery()).params(), "limit": page_size}
-        return self._transport.items(self.root, RunPage, params)
+        pages = self.pages(where or RunQuery(), page_size=page_size)
+        return (run for page in pages for run in page.items)
 
     def cancel(self, run: str, *, reason: str = "") -> RunView:
-        body = CancelRequest(reason=reason)
+        body = validated(CancelRequest, {"reason": reason}, what="the request")
         return self._transport.repeat("POST", self._run(run, "cancel"), RunView, body=body)
 
     def cancel_all(
         self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: RunsDone | None = None
     ) -> ManyAnswer:
         """Every run that fits, page by page."""
-        body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run)
+        given = {"which": which, "reason": reason, "dry_run": dry_run}
+        body = validated(CancelManyRequest, given, what="the filter")
         return self._act_on_all(self._path("cancel"), body, told)
 
     def requeue_all(
@@ -126,7 +140,8 @@ class Runs(Api):
         told: RunsDone | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, with those that ended because of it."""
-        body = RequeueManyRequest(which=which, request_id=request_id or new_request_id(), dry_run=dry_run)
+        given = {"which": which, "request_id": request_id or new_request_id(), "dry_run": dry_run}
+        body = validated(RequeueManyRequest, given, what="the filter")
         return self._act_on_all(self._path("requeue"), body, told)
 
     def remove_all(
@@ -138,7 +153,8 @@ class Runs(Api):
         told: RunsDone | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, for good."""
-        body = RemoveManyRequest(which=which, older_than_s=older_than_s, dry_run=dry_run)
+        given = {"which": which, "older_than_s": older_than_s, "dry_run": dry_run}
+        body = validated(RemoveManyRequest, given, what="the filter")
         return self._act_on_all(self._path("remove"), body, told)
 
     def _act_on_all(
@@ -265,9 +281,13 @@ class Runs(Api):
         return newest[0].id
 
 
+def _without_instances(page: RunPage) -> RunPage:
+    """Of a server that does not leave them out by itself."""
+    kept = [run for run in page.items if run.kind != INSTANCE]
+    return page.model_copy(update={"items": kept, "hidden": len(page.items) - len(kept)})
+
+
 def _request(specs: Sequence[RunSpec], *, request_id: str | None = None, **terms: Any) -> SubmitRequest:
     """InvalidInput names what is wrong with which run."""
-    try:
-        return SubmitRequest(request_id=request_id or new_request_id(), runs=list(specs), **terms)
-    except ValidationError as error:
-        raise explain(SubmitRequest, error, what="what would be submitted") from None
+    given = {"request_id": request_id or new_request_id(), "runs": list(specs), **terms}
+    return validated(SubmitRequest, given, what="what would be submitted", hint=SPEC_HINT)

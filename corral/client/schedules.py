@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from corral.client.api import Api
 from corral.client.runs import new_request_id
+from corral.domain.errors import SPEC_HINT
+from corral.wire.base import validated
 from corral.wire.runs import SubmitAnswer
 from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, ScheduleRequest, ScheduleView
 from corral.wire.spec.run_file import RunSpec
@@ -27,14 +29,15 @@ class Schedules(Api):
         max_running: int | None = None,
         replace: bool = False,
     ) -> ScheduleView:
-        body = ScheduleRequest(
-            name=name,
-            schedule=schedule,
-            runs=list(specs),
-            group=group,
-            max_running=max_running,
-            replace=replace,
-        )
+        given = {
+            "name": name,
+            "schedule": schedule,
+            "runs": list(specs),
+            "group": group,
+            "max_running": max_running,
+            "replace": replace,
+        }
+        body = validated(ScheduleRequest, given, what="the schedule", hint=SPEC_HINT)
         # Once: the second of two equal requests is refused, as the name is taken.
         return self._transport.once("POST", self.root, ScheduleView, body=body)
 

@@ -10,6 +10,7 @@ from pydantic import JsonValue as Json
 
 from corral.client.api import Api
 from corral.domain.webhooks.signing import TOLERANCE_S, BadSignature, check
+from corral.wire.base import validated
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
     CreatedWebhook,
@@ -85,7 +86,8 @@ class Webhooks(Api):
         return self._transport.get(self._path(name, "deliveries", delivery_id), DeliveryDetail)
 
     def replay(self, name: str, deliveries: Sequence[str]) -> int:
-        return self._replay(name, ReplayRequest(deliveries=list(deliveries)))
+        given = {"deliveries": list(deliveries)}
+        return self._replay(name, validated(ReplayRequest, given, what="the replay"))
 
     def replay_dead(self, name: str) -> int:
         """All that were given up, a thousand at a time."""

@@ -9,18 +9,20 @@ from corral.errors import FieldError as FieldError
 from corral.errors import VolumeConflict as VolumeConflict
 
 T = TypeVar("T")
+# For whoever wrote what a run is, in a run file or in a request; it helps with nothing else.
+SPEC_HINT = "Correct the fields named above; `corral schema` prints what is allowed."
+RUN_HINT = "Check the id with `corral ls`; what belongs to another project is not shown."
 
 
 class InvalidInput(CorralError):
     """The request or the run file is wrong; `fields` says where."""
 
     code = "invalid_input"
-    hint = "Correct the fields named above; `corral schema` prints what is allowed."
 
 
 class NotFound(CorralError):
     code = "not_found"
-    hint = "Check the id with `corral ls`; what belongs to another project is not shown."
+    hint = "Check the id or the name; what belongs to another project is not shown."
 
 
 def found(record: T | None, message: str, *, hint: str = "") -> T:

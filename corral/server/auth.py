@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from fastapi import Depends, Query, Request
 
 from corral.core.audit import Author
-from corral.domain.errors import Ambiguous, Forbidden, InvalidInput, NotFound, Unauthenticated
+from corral.domain.errors import RUN_HINT, Ambiguous, Forbidden, InvalidInput, NotFound, Unauthenticated
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, TokenId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
 from corral.domain.leases import LeaseKey
@@ -243,4 +243,4 @@ def find_run(tx: Tx, text: str, caller: Caller) -> RunId:
             return found[0]
         if found:
             raise Ambiguous(f"more than one run begins with {text}: {', '.join(found)}")
-    raise NotFound(f"there is no run {text[:80]!r}")
+    raise NotFound(f"there is no run {text[:80]!r}", hint=RUN_HINT)

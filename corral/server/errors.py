@@ -14,13 +14,16 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from corral.domain.errors import CorralError, FieldError, InvalidInput, StoreUnavailable
+from corral.domain.errors import SPEC_HINT, CorralError, FieldError, InvalidInput, StoreUnavailable
 from corral.wire.errors import ErrorBody, ErrorField
+from corral.wire.faults import faults
 
 log = logging.getLogger("corral.server")
 # A deeply nested or long key is the caller's own text; its beginning is enough to find it.
 _SHOWN_CHARS = 300
 _MOST_FIELDS = 100
+_IN_THE_HEAD = ("query", "path", "header")
+_BODY_HINT = "The server's /v1/openapi.json says what each request may hold."
 
 STATUS: Mapping[str, int] = {
     "invalid_input": 422,
@@ -81,13 +84,14 @@ def _validation(_: Request, error: RequestValidationError) -> Response:
 
 def refused(found: Iterable[Mapping[str, Any]]) -> Response:
     """Pydantic's findings in our shape. The offending input is never echoed: it may hold a secret."""
-    fields = []
-    for item in islice(found, _MOST_FIELDS):
-        place = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
-        message = str(item["msg"]).removeprefix("Value error, ")
+    fields, hint = [], ""
+    for location, message in islice(faults(found), _MOST_FIELDS):
+        place = [str(part) for part in location if part not in ("body", *_IN_THE_HEAD)]
         fields.append(FieldError(".".join(place)[:_SHOWN_CHARS] or "(body)", message[:_SHOWN_CHARS]))
+        if not location or location[0] not in _IN_THE_HEAD:
+            hint = hint or (SPEC_HINT if place[:1] in (["runs"], ["spec"]) else _BODY_HINT)
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
-    return render(InvalidInput(f"the request is not valid: {lines}", fields=fields))
+    return render(InvalidInput(f"the request is not valid: {lines}", hint=hint, fields=fields))
 
 
 def _http(_: Request, error: HTTPException) -> Response:

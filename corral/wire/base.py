@@ -23,6 +23,7 @@ from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_digest, is_id, is_name, is_request_id
 from corral.domain.paths import why_bad
 from corral.durations import parse_duration
+from corral.wire.faults import UNKNOWN_KEY, faults
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -165,11 +166,15 @@ RequestId = Annotated[str, _is(is_request_id, "a request id (8 to 64 of A-Z a-z 
 DigestText = Annotated[str, _is(is_digest, "a SHA-256 digest (64 lower-case hex digits)")]
 
 
+# The place of what is wrong with all of it together.
+WHOLE = "(whole)"
+
+
 def _place(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path or "(whole)"
+    return path or WHOLE
 
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
@@ -191,24 +196,23 @@ def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
-def validated(model: type[M], table: Mapping[str, Any], *, what: str, under: str = "") -> M:
+def validated(model: type[M], table: Mapping[str, Any], *, what: str, under: str = "", hint: str = "") -> M:
     """The table as the model; InvalidInput that names everything wrong with `what`."""
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        raise explain(model, error, what=what, under=under) from None
+        raise explain(model, error, what=what, under=under, hint=hint) from None
 
 
-def explain(model: type[BaseModel], error: ValidationError, *, what: str, under: str = "") -> InvalidInput:
+def explain(
+    model: type[BaseModel], error: ValidationError, *, what: str, under: str = "", hint: str = ""
+) -> InvalidInput:
     """Pydantic's findings in our words, each with its place (below `under`, such as `hosts.big`) and, for a
     mistyped key, the nearest one."""
     fields: list[FieldError] = []
-    for item in error.errors(include_url=False, include_input=False):
-        location = item["loc"]
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "is not a known key"
+    for location, message in faults(error.errors(include_url=False, include_input=False)):
+        if message == UNKNOWN_KEY:
             message += did_you_mean(str(location[-1]), _known_keys(model, location), 0.5)
         fields.append(FieldError(_place((under, *location) if under else location), message))
-    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
-    return InvalidInput(f"{what} is not valid: {lines}", fields=fields)
+    lines = "; ".join(f.message if f.path == WHOLE else f"`{f.path}` {f.message}" for f in fields[:20])
+    return InvalidInput(f"{what} is not valid: {lines}", hint=hint, fields=fields)

@@ -10,11 +10,14 @@ from corral.domain import web_paths
 from corral.domain.calls import CallOptions
 from corral.durations import LEAST_S
 from corral.wire.base import Answer, AnswerPage, Exact, Name, known_only
+from corral.wire.faults import Form
 from corral.wire.payloads import PayloadBody
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import ScheduleTable
 
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=256)]
+FunctionName = Annotated[
+    str, Field(max_length=256), Form(r"^[A-Za-z_][A-Za-z0-9_.]*$", "the name of a function")
+]
 
 
 class CallOptionsBody(Exact):

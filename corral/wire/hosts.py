@@ -11,7 +11,7 @@ from corral.domain.hosts.capability import Capability, Gpu
 from corral.domain.hosts.policy import SUBJECTS, HostPolicy
 from corral.domain.hosts.samples import MOST_GPUS
 from corral.wire.base import Answer, AnswerPage, Exact, Name, PlainText, RequestId, Size, Strict, known_only
-from corral.wire.spec.tables import SystemName
+from corral.wire.spec.tables import ComputeCapability, SystemName
 
 _MAX_PEM = 16_384
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -60,7 +60,7 @@ class GpuReport(Strict):
     name: str = Field(max_length=128)
     uuid: str | None = Field(None, max_length=128)
     memory_bytes: int | None = Field(None, ge=0, lt=2**62)
-    compute_capability: str | None = Field(None, pattern=r"^\d{1,3}\.\d{1,3}$")
+    compute_capability: ComputeCapability | None = None
     driver: str | None = Field(None, max_length=64)
 
 

@@ -9,12 +9,15 @@ from pydantic import JsonValue as Json
 
 from corral.domain.runs.states import FINAL, RunState
 from corral.wire.base import Answer, AnswerPage, Name, PlainText, RequestId, Strict, known_only
+from corral.wire.faults import Form
 from corral.wire.hosts import GpuSampleView
 from corral.wire.spec.run_file import RunSpec, Scalar
 from corral.wire.spec.train import each
 
 RunName = Annotated[str, Field(min_length=1, max_length=100)]
-LabelText = Annotated[str, Field(pattern=r"^[^=\x00]+=[^\x00]*$", max_length=330)]
+LabelText = Annotated[
+    str, Field(max_length=330), Form(r"^[^=\x00]+=[^\x00]*$", "a label and its value, as team=vision")
+]
 
 
 # With tables of `[train]` that the recipes accept.
@@ -149,7 +152,17 @@ class RunDetail(RunView):
     after: list[ParentView] = []
 
 
-class RunPage(AnswerPage[RunView]): ...
+# So many are counted; who has more wants to know that there are many.
+MOST_HIDDEN = 1000
+
+
+class RunPage(AnswerPage[RunView]):
+    hidden: int | None = Field(
+        None,
+        description=(
+            "With `instances=false`: how many instances were left out among these; counted to 1,000."
+        ),
+    )
 
 
 class EventView(Answer):

@@ -150,10 +150,10 @@ def test_a_backup_of_a_running_server_is_restored_as_it_was(home: Installation, 
     to = tmp_path / "backup"
 
     said = home.ok("backup", str(to))
-    assert "1 runs and 1 files" in said
+    assert "1 run and 1 file (9 B) are in" in said
     second = submit(home)
-    assert "2 runs and 1 files" in home.ok("backup", str(to))
-    assert "0 files were copied now" in home.ok("backup", str(to))
+    assert "2 runs and 1 file (9 B)" in home.ok("backup", str(to))
+    assert "; nothing was new\n" in home.ok("backup", str(to))
 
     refused = home("restore", str(to))
     assert "is running" in refused.stderr
@@ -161,6 +161,8 @@ def test_a_backup_of_a_running_server_is_restored_as_it_was(home: Installation, 
     assert "has an installation already" in home("restore", str(to)).stderr
     home.home.rename(tmp_path / "lost")
     home.ok("restore", str(to))
+    assert [path.name for path in (to / "home").glob("corral.db*")] == ["corral.db"]
+    assert [path.name for path in home.home.glob("corral.db*")] == ["corral.db"]
     serve(home)
     assert {run["id"] for run in home.json("ls")} == {*first, *second}
     assert home("fsck").returncode == 0

@@ -130,6 +130,26 @@ def test_a_blob_over_its_limit_is_refused_also_without_a_length(live: LiveServer
     assert live.ok("POST", "/v1/projects/default/blobs/query", {"blobs": ["0" * 64]})["missing"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said", "hint"),
+    [
+        ("GET", "/v1/runs?label=vision", None, "`label` is not a label and its value, as team=vision", ""),
+        ("GET", "/v1/usage?month=May", None, "`month` is not a month, as 2026-11", ""),
+        ("PUT", "/v1/projects/default/secrets/1A", {"value": "x"}, "`name` is not a variable's name", ""),
+        ("POST", "/v1/tokens", {"scope": "king"}, "`scope` must be 'user', 'operator'", "/v1/openapi.json"),
+        ("POST", "/v1/runs", {"request_id": "12345678", "runs": [{}]}, "`runs.0", "`corral schema`"),
+    ],
+)
+def test_a_refusal_is_in_plain_words_and_its_hint_fits(
+    method: str, path: str, body: Json | None, said: str, hint: str, live: LiveServer
+) -> None:
+    """Every refusal named `corral schema`, also that of a label or a token, in pydantic's words."""
+    error = error_of(live.call(method, path, body), 422, "invalid_input")
+
+    assert said in error.message
+    assert (hint in error.hint) if hint else (error.hint == "")
+
+
 HOSTILE_JSON = {
     "deep lists": b"[" * 200_000,
     "deep objects": b'{"a":' * 100_000,

@@ -206,7 +206,7 @@ def test_a_data_folder_is_taken_over_whole(new: Release, data: tuple[Path, dict[
     work, listed = data[0] / "work", data[1]
     new.corral("up", "--detach")
 
-    assert listed["runs"] <= {run["id"] for run in new.json("ls")}
+    assert listed["runs"] <= {run["id"] for run in new.json("ls", "--instances")}
     assert listed["artifacts"] <= {one["id"] for one in new.json("artifacts", "ls")}
     assert [one["name"] for one in new.json("schedules", "ls")] == ["nightly"]
     assert [one["name"] for one in new.json("secrets", "ls")] == ["GREETING"]

@@ -126,7 +126,7 @@ def test_what_is_not_json_is_said_to_be_no_corral_server(status: int, serve: Cal
 def test_an_answer_of_another_version_names_the_field(serve: Callable[[Answer], str]) -> None:
     url = serve(lambda handler: handler.send(200, b'{"ok": true}'))
 
-    with transport(url) as client, pytest.raises(CorralError, match="version: Field required"):
+    with transport(url) as client, pytest.raises(CorralError, match="version is required"):
         client.get("/v1/health", Health)
 
 

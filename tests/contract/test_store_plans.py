@@ -68,6 +68,11 @@ HOT: list[tuple[str, dict[str, Any], str]] = [
     ("run_stalled", {"now": 1.0, "limit": 10}, "runs_stall"),
     ("run_ended_before", {"when": 1.0, "limit": 10}, "runs_logged"),
     ("run_page", {**NEWEST, "limit": 50}, "runs_created"),
+    (
+        "run_beginning",
+        {"low": "r-b", "high": "r-b~", "project": "project-3", "limit": 50},
+        "sqlite_autoindex_runs_1",
+    ),
     ("run_page", {**NEWEST, "project": "project-3", "limit": 50}, "runs_project"),
     ("run_page", {"after_created_at": 9e4, "after_id": "r-x", "limit": 50}, "runs_created"),
     ("run_page", {**NEWEST, "state": "held", "project": "project-3", "limit": 50}, "runs_state"),

@@ -124,7 +124,7 @@ class Installation:
 
     def check_whole(self) -> None:
         """Every run has ended, the store is whole, and the server met no surprise."""
-        eventually(lambda: self.json("ls", "--state", "running") == [], "runs to end")
+        eventually(lambda: self.json("ls", "--instances", "--state", "running") == [], "runs to end")
         assert self("fsck").returncode == 0
         log = (self.home / "logs" / "server.log").read_text(errors="replace")
         assert "Traceback" not in log, log[-4000:]

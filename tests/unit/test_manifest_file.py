@@ -185,7 +185,7 @@ def test_every_problem_is_told_at_once_with_its_line(folder: Path) -> None:
         ('[runs.a]\nfiel = "x"\n', 2, "runs.a.fiel", "did you mean `file`"),
         ('[runs.a]\nargv = ["x"]\nseeds = [1, 1]\n', 3, "runs.a.seeds", "twice"),
         ('name = "a b"\n[runs.a]\nargv = ["x"]\n', 1, "name", "is not a name"),
-        ('["runs"."a"]\nargv = ["x"]\npriority = "high"\n', 3, "runs.a.priority", "integer"),
+        ('["runs"."a"]\nargv = ["x"]\npriority = "high"\n', 3, "runs.a.priority", "whole number"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, text: str, line: int | None, key: str, said: str) -> None:

@@ -97,7 +97,7 @@ def test_what_can_never_work_is_refused_here(text: str, place: str, words: str) 
         (SFT.partition("\n")[2], "train", "needs a model"),
         ('model = "corral/tiny"\nargv = ["true"]', "train", "where a model is named"),
         ('name = "x"', "argv", "a [train] table"),
-        ("train = 3", "train", "dictionary"),
+        ("train = 3", "train", "must be a table"),
         ("params = {a = 1}\n" + SFT, "params", "no effect"),
         (SFT + "[sweep]\nlr = [1, 2]", "sweep", "train.steps"),
         ('argv = ["true"]\n[sweep]\ntrain.lora.rank = [1]', "sweep", "no [train]"),

@@ -15,6 +15,7 @@ from rich.text import Text
 from corral.cli.display.tables import hanging_lines, left_beside, pair_lines, table_lines
 from corral.cli.display.visible import for_stream, visible, visible_json
 from corral.durations import format_duration
+from corral.files.sizes import format_size
 
 # Wide enough that nothing is cut where no terminal sets the width.
 _UNBOUNDED = 4096
@@ -183,14 +184,7 @@ def moment(at: float | None) -> str | None:
 
 
 def size(count: int | None) -> str | None:
-    if count is None:
-        return None
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return None
+    return None if count is None else format_size(count)
 
 
 def count(number: int, thing: str) -> str:

@@ -8,12 +8,10 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.options import AsJson, duration_s
+from corral.cli.options import AsJson, Endpoint, duration_s
 from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.tokens import EndpointTokenRequest
-
-Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 
 
 def access(

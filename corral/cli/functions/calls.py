@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group
@@ -20,7 +21,10 @@ CallArgument = Annotated[str, typer.Argument(help="A call's id.")]
 
 @app.command("ls")
 def list_calls(
-    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Only of this endpoint.")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--endpoint", "-e", help="Only of this endpoint.", autocompletion=complete.endpoints),
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +124,13 @@ def retry(
     ] = None,
     dead: Annotated[bool, typer.Option("--dead", help="All that failed or expired, 1000 at most.")] = False,
     endpoint: Annotated[
-        str | None, typer.Option("--endpoint", "-e", help="With --dead: only of this endpoint.")
+        str | None,
+        typer.Option(
+            "--endpoint",
+            "-e",
+            help="With --dead: only of this endpoint.",
+            autocompletion=complete.endpoints,
+        ),
     ] = None,
 ) -> None:
     """Queue calls once more, under their own ids."""

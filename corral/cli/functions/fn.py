@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.functions.access import access, token
@@ -15,9 +16,10 @@ from corral.cli.functions.check import check_app
 from corral.cli.functions.deploy import deploy, serve
 from corral.cli.functions.run import run_function
 from corral.cli.functions.watch import EndpointWatch
-from corral.cli.options import AsJson, command_group
+from corral.cli.options import AsJson, Endpoint, command_group
 from corral.domain.errors import InvalidInput, NotFound
 from corral.settings import read_settings
+from corral.wire.base import validated
 from corral.wire.endpoints import Scaling
 
 _FOLLOW_S = 0.5
@@ -29,8 +31,6 @@ app.command("serve")(serve)
 app.command("check")(check_app)
 app.command("access")(access)
 app.command("token")(token)
-
-Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 
 
 @app.command("url")
@@ -117,7 +117,7 @@ def scale(
         now = corral.endpoints.get(project, name).scaling
         given = {"min": least, "max": most, "idle_s": idle}
         changed = {**now.model_dump(), **{key: value for key, value in given.items() if value is not None}}
-        view = corral.endpoints.scale(project, name, Scaling.model_validate(changed))
+        view = corral.endpoints.scale(project, name, validated(Scaling, changed, what="the scaling"))
     render.say(json.dumps(view.scaling.model_dump(exclude_none=True)))
 
 
@@ -134,7 +134,7 @@ def rollback(
 
 @app.command("stop")
 def stop(
-    names: Annotated[list[str], typer.Argument(help="Endpoints.")],
+    names: Annotated[list[str], typer.Argument(help="Endpoints.", autocompletion=complete.endpoints)],
     remove: Annotated[bool, typer.Option("--rm", help="Remove them; calls that wait are cancelled.")] = False,
 ) -> None:
     """Stop endpoints: no new calls, instances end. `corral fn scale` starts one again."""

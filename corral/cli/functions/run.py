@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.functions.app_file import File, backend_of, load_app
+from corral.cli.functions.app_file import backend_of, load_app
 from corral.cli.options import AsJson
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.errors import FunctionError
@@ -33,7 +34,12 @@ PREPARING_WORDS = "building"
 
 
 def run_function(
-    file: File,
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A function of a file, `demo.py::embed`, or an endpoint.", autocompletion=complete.endpoints
+        ),
+    ],
     arg: Annotated[
         list[str] | None, typer.Option("--arg", "-a", help="A value, or NAME=VALUE; JSON or text.")
     ] = None,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from corral.cli.display import render
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
+from corral.domain.runs.runs import INSTANCE
 from corral.domain.runs.states import FINAL
 from corral.durations import format_duration
 from corral.wire.calls import CallView
@@ -38,7 +39,7 @@ class EndpointWatch:
     def instances(self, name: str) -> list[RunView]:
         """The oldest first."""
         page = self._corral.runs.page(RunQuery(project=self._project, name=name), limit=_INSTANCES)
-        return [run for run in reversed(page.items) if run.kind == "service"]
+        return [run for run in reversed(page.items) if run.kind == INSTANCE]
 
     def show_output(self, name: str) -> None:
         for run in self.instances(name):

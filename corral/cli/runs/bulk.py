@@ -13,6 +13,7 @@ from corral.cli import complete
 from corral.cli.display import render
 from corral.cli.display.bars import count_bar
 from corral.cli.display.visible import visible
+from corral.cli.options import checked_label
 from corral.cli.runs.group_option import group_meant
 from corral.client.corral import Corral
 from corral.domain.errors import InvalidInput
@@ -30,7 +31,9 @@ Group = Annotated[
         "--group", help="All of this group (id, or name of the newest).", autocompletion=complete.groups
     ),
 ]
-Label = Annotated[str | None, typer.Option("--label", help="All with this KEY=VALUE.")]
+Label = Annotated[
+    str | None, typer.Option("--label", help="All with this KEY=VALUE.", callback=checked_label)
+]
 Name = Annotated[str | None, typer.Option("--name", help="All with this name.")]
 Project = Annotated[str | None, typer.Option("--project", help="All of this project.")]
 Schedule = Annotated[

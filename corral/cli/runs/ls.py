@@ -11,11 +11,11 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.runs import joined, ran
-from corral.cli.options import AsJson, Limit, OnlyProject
+from corral.cli.options import AsJson, Limit, OnlyProject, checked_label
 from corral.cli.runs.group_option import group_meant
 from corral.client.runs import RunQuery
 from corral.domain.runs.states import RunState
-from corral.wire.runs import RunView
+from corral.wire.runs import MOST_HIDDEN, RunView
 from corral.wire.spec.run_file import Scalar
 
 # By run, the params in which the runs of a group differ.
@@ -29,11 +29,16 @@ def ls(
         str | None, typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups)
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
-    label: Annotated[str | None, typer.Option(help="Only with this KEY=VALUE.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Only with this KEY=VALUE.", callback=checked_label)
+    ] = None,
     schedule: Annotated[
         str | None, typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, however many.")] = False,
+    instances: Annotated[
+        bool, typer.Option("--instances", help="Also the instances of functions, which are runs too.")
+    ] = False,
     limit: Limit = 20,
     ids: Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids, one per line.")] = False,
     as_json: AsJson = False,
@@ -42,14 +47,12 @@ def ls(
     states = [one.value for one in state or []]
     with connect() as corral:
         group = group and group_meant(corral, group, project)
+        with_params = as_json or group is not None
         where = RunQuery(
-            project, states, group, name, label, schedule, with_params=as_json or group is not None
+            project, states, group, name, label, schedule, with_params=with_params, instances=instances
         )
-        if everything:
-            items, more = list(corral.runs.iter(where)), False
-        else:
-            page = corral.runs.page(where, limit=limit)
-            items, more = page.items, page.next is not None
+        pages = list(corral.runs.pages(where)) if everything else [corral.runs.page(where, limit=limit)]
+    items = [run for page in pages for run in page.items]
     if as_json:
         render.show_json(items)
         return
@@ -59,8 +62,18 @@ def ls(
         return
     params = differing({run.id: run.params or {} for run in items}) if group else {}
     _show_runs(in_order(items, params) if group else items, params)
-    if more:
+    if pages[-1].next is not None:
         render.note(f"({limit} shown; --all shows the rest)")
+    _tell_hidden([page.hidden or 0 for page in pages])
+
+
+def _tell_hidden(instances: Sequence[int]) -> None:
+    """`instances`: of each page, how many were left out."""
+    if not (count := sum(instances)):
+        return
+    many = f"{count} or more" if max(instances) >= MOST_HIDDEN else str(count)
+    what = "instance of a function is" if count == 1 else "instances of functions are"
+    render.note(f"({many} {what} not shown; --instances shows {'it' if count == 1 else 'them'})")
 
 
 def _show_runs(runs: Sequence[RunView], params: Params) -> None:

@@ -15,6 +15,7 @@ from corral.cli.runs.submit import run_preparer
 from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
 from corral.client.training.evaluate import spec_about, training_run, with_eval_data
 from corral.client.training.results import read_json
+from corral.wire.base import validated
 from corral.wire.runs import RunDetail
 from corral.wire.spec.train import EvalRequest
 
@@ -31,7 +32,8 @@ def evaluate(
     """Measure what a training run has learned: before and after, with confidence intervals."""
     with connect() as corral:
         of = training_run(corral, run)
-        spec = spec_about(of, EvalRequest(which="best" if best else "last", rows=rows))
+        given = {"which": "best" if best else "last", "rows": rows}
+        spec = spec_about(of, validated(EvalRequest, given, what="the evaluation"))
         if data is not None:
             with run_preparer(corral, Path.cwd()) as shop:
                 recipe = str((spec.train or {}).get("recipe", "sft"))

@@ -13,7 +13,8 @@ from corral.cli.options import AsJson
 from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
 from corral.client.training.evaluate import spec_about, training_run
 from corral.client.training.results import read_lines
-from corral.wire.spec.train import Message, SampleRequest
+from corral.wire.base import validated
+from corral.wire.spec.train import SampleRequest
 
 
 def sample(
@@ -30,15 +31,16 @@ def sample(
     as_json: AsJson = False,
 ) -> None:
     """Ask the model that a run trained, and the one before it, the same."""
-    said = [Message(role="system", content=system)] if system else []
-    ask = SampleRequest(
-        which="best" if best else "last",
-        messages=[*said, Message(role="user", content=message)],
-        n=answers,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-    )
+    said = [{"role": "system", "content": system}] if system else []
+    given = {
+        "which": "best" if best else "last",
+        "messages": [*said, {"role": "user", "content": message}],
+        "n": answers,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    ask = validated(SampleRequest, given, what="the question")
     with connect() as corral:
         of = training_run(corral, run)
         ended = submit_and_wait(corral, spec_about(of, ask))

@@ -18,6 +18,7 @@ from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import TokenId
 from corral.domain.tokens import parse_token, split_pin
 from corral.files.atomic import write_private
+from corral.wire.base import validated
 from corral.wire.hosts import EnrollRequest
 
 _ASKED = "enrolment.json"
@@ -92,12 +93,13 @@ class JoinableServer:
         folder = home / "worker"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = make_key()
-        request = EnrollRequest(
-            request_id=_request_id(folder / _ASKED, self._token.token_id),
-            name=preferences.name,
-            hostname=machine_name(),
-            certificate_request=key.request_pem,
-        )
+        given = {
+            "request_id": _request_id(folder / _ASKED, self._token.token_id),
+            "name": preferences.name,
+            "hostname": machine_name(),
+            "certificate_request": key.request_pem,
+        }
+        request = validated(EnrollRequest, given, what="the enrolment")
         with Corral(self.url, self._token.text, tls=self.tls) as corral:
             made = corral.own_host.enroll(request)
         now = time.time()

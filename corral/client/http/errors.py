@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from corral.domain.errors import CorralError, FieldError, InvalidInput, ServerUnreachable, StoreUnavailable
 from corral.domain.protocol import PROTOCOL, SERVER_HEADER, newer_client_hint, parse_protocol
 from corral.wire.errors import ErrorBody
+from corral.wire.faults import in_words
 
 _EXCERPT_CHARS = 200
 
@@ -62,7 +63,7 @@ def not_an_answer(response: httpx.Response, error: ValidationError) -> CorralErr
         place = ".".join(str(part) for part in found["loc"]) or "the body"
         return CorralError(
             f"{response.request.url} gave an answer that this version does not understand: "
-            f"{place}: {found['msg']}",
+            f"{place} {in_words(found)}",
             hint="Install the same version of corral here as on the server.",
         )
     return _not_ours(response)

@@ -16,7 +16,7 @@ from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.ids import is_name
 from corral.domain.paths import printable
-from corral.wire.base import did_you_mean, explain, validated
+from corral.wire.base import WHOLE, did_you_mean, explain, validated
 from corral.wire.hosts import HostTable
 from corral.wire.manifests import ManifestFile
 from corral.wire.spec.run_file import RunFile
@@ -95,7 +95,7 @@ class ParsedManifest:
 
     def refuse(self, run: ManifestRunTable, error: CorralError) -> None:
         """What was found wrong with a run after it was read."""
-        for found in error.fields or (FieldError("(whole)", error.message),):
+        for found in error.fields or (FieldError(WHOLE, error.message),):
             self.add(self.located(run.place, run.source, found))
 
     def located(self, place: str, source: ManifestSource | None, found: FieldError) -> ManifestProblem:
@@ -106,7 +106,7 @@ class ParsedManifest:
             return source.problem(found.path, found.message)
         if lines.depth(("defaults", *below)) - 1 > max(own, 0):
             return self.source.problem(f"defaults.{found.path}", found.message)
-        key = place if found.path == "(whole)" else f"{place}.{found.path}"
+        key = place if found.path == WHOLE else f"{place}.{found.path}"
         # Keys of a manifest alone, which the run file's own check does not know.
         return self.source.problem(key, found.message + did_you_mean(found.path, ("file", "group"), 0.7))
 

@@ -86,7 +86,9 @@ def _parser(path: Path, environ: Mapping[str, str]) -> ScriptParser:
 
 
 def _wrong_schema(message: str) -> InvalidInput:
-    return wrong_field("params_schema", message, hint=InvalidInput.hint)
+    return wrong_field(
+        "params_schema", message, hint="`params_schema` names a file that holds a JSON Schema of the params."
+    )
 
 
 def _unused(run_file: RunFile) -> Iterator[str]:

@@ -22,7 +22,7 @@ from corral.client.training.dataset import look
 from corral.client.training.git_source import GitCheckout, check_out
 from corral.client.training.material import MaterialReader, TrainingMaterial, check_same_model
 from corral.client.training.placement import ForecastSubject, settled, with_model
-from corral.domain.errors import Conflict, NotFound
+from corral.domain.errors import SPEC_HINT, Conflict, NotFound
 from corral.domain.ids import is_id
 from corral.domain.runs.states import FINAL
 from corral.recipes.train import to_table
@@ -314,7 +314,7 @@ class RunPreparer:
                     own |= trained[key]
                 specs.append(RunSpec.model_validate({**shared, **own}))
         except ValidationError as error:
-            raise explain(RunSpec, error, what="the run") from None
+            raise explain(RunSpec, error, what="the run", hint=SPEC_HINT) from None
         return specs
 
     def _trained(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.errors import SPEC_HINT, FieldError, InvalidInput
 from corral.domain.paths import printable
 from corral.domain.secrets import secret_names
 from corral.wire.base import explain, validated
@@ -93,7 +93,7 @@ def checked(model: type[M], table: Mapping[str, Any], *, what: str, overrides: S
         # The text of a version or a name may read like a number: `environment.python=3.10`.
         texts = {_text_place(item) for item in error.errors()}
     given = [one.as_text() if one.place in texts else one for one in given]
-    return validated(model, _overridden(table, given), what=what)
+    return validated(model, _overridden(table, given), what=what, hint=SPEC_HINT)
 
 
 def edited(spec: RunSpec, changes: Sequence[str]) -> RunSpec | None:
@@ -105,7 +105,7 @@ def edited(spec: RunSpec, changes: Sequence[str]) -> RunSpec | None:
     # What was accepted once stays as it is.
     new = {name: value for name, value in changed.env.items() if spec.env.get(name) != value}
     if found := secret_names(new):
-        raise explain(RunSpec, in_clear(found), what="the changed run")
+        raise explain(RunSpec, in_clear(found), what="the changed run", hint=SPEC_HINT)
     return None if changed.model_dump() == spec.model_dump() else changed
 
 

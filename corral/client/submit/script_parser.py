@@ -20,6 +20,7 @@ from corral.domain.paths import printable
 
 # Long enough to import a large library; what takes longer does its work before it parses.
 LIMIT_S = 60.0
+_SCRIPT_HINT = "`params_from` names a script; its path starts from the folder that the run file is in."
 _NO_VALUE = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
 
 
@@ -58,7 +59,7 @@ def read(script: Path, environ: Mapping[str, str], *, limit_s: float = LIMIT_S) 
     try:
         text = script.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{printable(str(script))} cannot be read: {error}") from None
+        raise InvalidInput(f"{printable(str(script))} cannot be read: {error}", hint=_SCRIPT_HINT) from None
     said = _ask(script, environ, limit_s)
     if "error" not in said:
         return _parser(said, shown)

@@ -23,6 +23,7 @@ from corral.client.training.environment_file import check_environment
 from corral.client.training.git_source import GitCheckout
 from corral.client.training.model_cache import folder_bytes, is_hub_id
 from corral.client.training.placement import ForecastSubject, data_facts
+from corral.domain.errors import SPEC_HINT
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
 from corral.recipes import models
@@ -211,7 +212,8 @@ def train_of(table: Mapping[str, Any], model: ModelSource, *, what: str) -> Trai
     try:
         return parsed(model.ref, table, model.facts)
     except ValidationError as error:
-        raise explain(RunFile, refused(problems_of(error), "train"), what=what) from None
+        found = refused(problems_of(error), "train")
+        raise explain(RunFile, found, what=what, hint=SPEC_HINT) from None
 
 
 def check_same_model(place: str, *, made_for: str, model: str) -> None:

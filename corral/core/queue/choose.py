@@ -22,7 +22,7 @@ from corral.domain.leases import Lease
 from corral.domain.quotas import QuotaUse, month_start, over_quota
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.queue import Lane, LeaseHolding, ReadyRun
-from corral.domain.runs.runs import Run
+from corral.domain.runs.runs import INSTANCE, Run
 from corral.domain.runs.states import RunEvent, RunState
 from corral.store.transaction import Tx
 
@@ -234,7 +234,7 @@ class Chooser:
 
         They go first within the share of their project alone, which pays for them.
         """
-        return self.board.shapes.get(self.tx, shape).kind == "service"
+        return self.board.shapes.get(self.tx, shape).kind == INSTANCE
 
     def _fits(self, shape: Digest) -> bool:
         return self.board.shapes.fits(self.tx, shape, self.host)

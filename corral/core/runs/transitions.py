@@ -7,7 +7,7 @@ from typing import Any
 
 from corral.core.topics import TOPIC_READY, TOPIC_RUN
 from corral.domain.canonical import canonical
-from corral.domain.errors import found
+from corral.domain.errors import RUN_HINT, found
 from corral.domain.ids import Digest, RunId
 from corral.domain.runs.queue import Lane, ReadyRun
 from corral.domain.runs.runs import Event, Run
@@ -16,11 +16,11 @@ from corral.store.transaction import Tx
 
 
 def read_run(tx: Tx, run_id: RunId) -> Run:
-    return found(tx.runs.get(run_id), f"there is no run {run_id}")
+    return found(tx.runs.get(run_id), f"there is no run {run_id}", hint=RUN_HINT)
 
 
 def lock_run(tx: Tx, run_id: RunId) -> Run:
-    return found(tx.runs.lock(run_id), f"there is no run {run_id}")
+    return found(tx.runs.lock(run_id), f"there is no run {run_id}", hint=RUN_HINT)
 
 
 def step(

@@ -15,6 +15,9 @@ from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import RetryLimits
 from corral.domain.runs.states import FINAL, RankEvent, RankState, RunState, step_rank
 
+# The kind of a run that is an instance of an endpoint; nobody submits it.
+INSTANCE = "service"
+
 
 class Run(NamedTuple):
     """Times are Unix seconds. `epoch` is the newest ever granted; `event_n` the number of its last event."""
@@ -244,3 +247,6 @@ class RunFilter:
     # Who submitted it. Then instances of endpoints are left out: nobody submits them.
     submitted_by: str | None = None
     ended_before: float | None = None
+    # Only runs of this kind, or of any but that.
+    kind: str | None = None
+    other_kind: str | None = None

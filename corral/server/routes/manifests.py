@@ -15,7 +15,7 @@ from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, WantedManifest, plan
 from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.submit import NewRun
-from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.errors import SPEC_HINT, InvalidInput, NotFound
 from corral.domain.hosts.policy import render_declared
 from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
@@ -88,7 +88,7 @@ class ManifestQuery:
         try:
             return new_run(RunSpec.model_validate({**json.loads(spec), **entry.values, "name": entry.name}))
         except ValidationError as error:
-            raise explain(RunSpec, error, what=f"the run {entry.name}") from None
+            raise explain(RunSpec, error, what=f"the run {entry.name}", hint=SPEC_HINT) from None
 
     def _fresh(self, body: wire.ApplyRequest) -> dict[Digest, NewRun]:
         environments = {environment.digest: environment for environment in body.environments}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path
 
 from corral.core.quotas import put, remove, used_in
 from corral.domain.errors import NotFound
@@ -14,10 +14,12 @@ from corral.domain.quotas import Quota, month_of
 from corral.server.auth import Operator, User
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
+from corral.wire.faults import Form
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer, UsageView
 
 router = APIRouter(prefix="/v1", tags=["quotas"])
 ProjectName = Annotated[str, Path(max_length=64)]
+Month = Annotated[str, Form(r"^[0-9]{4}-(0[1-9]|1[0-2])$", "a month, as 2026-11")]
 
 
 @router.get("/quotas")
@@ -75,9 +77,7 @@ def _no_quota(project: str) -> NotFound:
 
 
 @router.get("/usage")
-async def usage(
-    caller: User, svc: Svc, month: Annotated[str | None, Query(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$")] = None
-) -> UsageAnswer:
+async def usage(caller: User, svc: Svc, month: Month | None = None) -> UsageAnswer:
     """Slot and GPU hours by project in a calendar month (UTC), the present one by default; with what runs."""
     now = svc.clock.now()
     wanted = month or month_of(now)

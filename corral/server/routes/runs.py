@@ -14,6 +14,7 @@ from corral.core.runs.cancel import cancel, check_cancel
 from corral.core.runs.group_results import stored_settings
 from corral.core.runs.groups import with_one_group
 from corral.core.runs.hold import hold, let_go
+from corral.core.runs.listing import without_instances
 from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.remove import bytes_of, check_remove, remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
@@ -34,11 +35,13 @@ from corral.store.store import write_together
 from corral.store.transaction import Tx
 from corral.wire import runs as wire
 from corral.wire.artifacts import ArtifactPage
+from corral.wire.faults import Form
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 _LIVE = tuple(state for state in RunState if state not in FINAL)
 _ENDED_BADLY = (RunState.FAILED, RunState.CANCELLED)
+IdBeginning = Annotated[str, Form(r"^[a-z0-9-]{1,14}$", "the beginning of a run's id, as r-3gj5")]
 Act = Callable[[Tx, Run], wire.ActionResult]
 
 
@@ -95,14 +98,23 @@ async def list_runs(
     state: Annotated[list[RunState] | None, Query(max_length=20)] = None,
     group: str | None = None,
     name: str | None = None,
-    label: Annotated[str | None, Query(pattern=r"^[^=]+=.*$")] = None,
+    label: wire.LabelText | None = None,
     schedule: str | None = None,
     mine: bool = False,
     params: bool = False,
+    instances: bool = True,
+    prefix: IdBeginning | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> wire.RunPage:
-    """Newest first. `mine` are those that the caller submitted; with `params` each says what it was given."""
+    """Newest first. `mine` are those that the caller submitted; with `params` each says what it was given.
+
+    `instances=false` leaves out the instances of functions, which are runs of kind `service`. `prefix` finds
+    runs by how their ids begin, in the order of ids; beside it only `project` and `limit` count.
+    """
+    if prefix is not None:
+        project = caller.narrowed(project)
+        return await svc.store.read(lambda tx: _beginning(tx, prefix, project, limit))
     where = RunFilter(
         project=caller.narrowed(project),
         states=tuple(state or ()),
@@ -116,13 +128,22 @@ async def list_runs(
 
     def unit(tx: Tx) -> wire.RunPage:
         names = NameLookup(tx)
-        runs = tx.runs.page(with_one_group(tx, where), after=after, limit=limit)
+        found, hidden = with_one_group(tx, where), None
+        if instances:
+            runs = tx.runs.page(found, after=after, limit=limit)
+        else:
+            runs, hidden = without_instances(tx, found, after=after, limit=limit, count_to=wire.MOST_HIDDEN)
         items = [run_view(tx, run, names) for run in runs]
         if params:
             items = _with_params(tx, items)
-        return wire.RunPage(items=items, next=next_page(runs, limit, by_time))
+        return wire.RunPage(items=items, next=next_page(runs, limit, by_time), hidden=hidden)
 
     return await svc.store.read(unit)
+
+
+def _beginning(tx: Tx, prefix: str, project: str | None, limit: int) -> wire.RunPage:
+    names = NameLookup(tx)
+    return wire.RunPage(items=[run_view(tx, run, names) for run in tx.runs.beginning(prefix, project, limit)])
 
 
 def _with_params(tx: Tx, items: list[wire.RunView]) -> list[wire.RunView]:

@@ -15,7 +15,7 @@ from corral.core.schedules import manage
 from corral.core.schedules.fire import following, run_now
 from corral.core.schedules.function_schedules import CallOrder
 from corral.core.schedules.work import ScheduledRuns, ScheduledWork
-from corral.domain.errors import Ambiguous, NotFound
+from corral.domain.errors import SPEC_HINT, Ambiguous, NotFound
 from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.server.auth import Caller, User
@@ -129,7 +129,7 @@ def work_of(stored: str) -> ScheduledWork:
         specs = [RunSpec.model_validate_json(json.dumps(one)) for one in table["runs"]]
     except ValidationError as error:
         # Stored by another version of Corral.
-        raise explain(RunSpec, error, what="what the schedule submits") from None
+        raise explain(RunSpec, error, what="what the schedule submits", hint=SPEC_HINT) from None
     return ScheduledRuns([new_run(spec) for spec in specs], table.get("group"), table.get("max_running"))
 
 

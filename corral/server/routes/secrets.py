@@ -11,9 +11,10 @@ from corral.domain.secrets import Secret
 from corral.server.auth import Project, User
 from corral.server.services import Svc
 from corral.wire.secrets import SecretPage, SecretValue, SecretView
+from corral.wire.spec.tables import EnvName
 
 router = APIRouter(prefix="/v1", tags=["admin"])
-SecretName = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+SecretName = Annotated[EnvName, Path()]
 
 
 @router.get("/projects/{project}/secrets")

@@ -61,6 +61,10 @@ FROM run_specs WHERE run_id IN (<list ids>);
 SELECT id FROM runs WHERE id >= :low AND id < :high /*if project AND project = :project */
 ORDER BY id LIMIT :limit;
 
+-- name: run_beginning
+SELECT <run> FROM runs WHERE id >= :low AND id < :high /*if project AND /*sqlite +*/project = :project */
+ORDER BY id LIMIT :limit;
+
 -- The caller leads with one column that has an index and gives the rest as checks; SQLite, which has no
 -- statistics, is kept from using an index for a check by the plus sign.
 -- name: run_page
@@ -74,6 +78,8 @@ WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if check_state AND /*sqlite +*/state = :check_state */
     /*if check_project AND /*sqlite +*/project = :check_project */
     /*if ended_before AND ended_at < :ended_before */
+    /*if kind AND kind = :kind */
+    /*if other_kind AND kind <> :other_kind */
     /*if label AND EXISTS (
         SELECT 1 FROM json_each(/*sqlite labels*//*pg CAST(labels AS JSON)*/) AS l
         WHERE l.key = :label AND l.value /*pg #>> '{}' */ = :label_value

@@ -89,6 +89,11 @@ class SqlRuns(Table):
         scope = given(project=project)
         return self._column("run_by_prefix", low=prefix, high=prefix + "~", limit=limit, **scope)
 
+    def beginning(self, prefix: str, project: str | None, limit: int) -> list[Run]:
+        """The runs whose ids begin so, in the order of ids."""
+        scope = given(project=project)
+        return self._all(RUN, "run_beginning", low=prefix, high=prefix + "~", limit=limit, **scope)
+
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]:
         return self._all(RUN, "run_page_by_id", after=after or "", limit=limit)
 
@@ -97,7 +102,7 @@ class SqlRuns(Table):
         # Nothing is created after the end of time, so without `after` the page begins at the newest.
         at, last = after or (math.inf, "")
         base: dict[str, object] = {"limit": limit, "after_created_at": at, "after_id": last}
-        base |= given(ended_before=where.ended_before)
+        base |= given(ended_before=where.ended_before, kind=where.kind, other_kind=where.other_kind)
         if where.label is not None:
             base |= {"label": where.label[0], "label_value": where.label[1]}
         base |= given(submitted_by=where.submitted_by)

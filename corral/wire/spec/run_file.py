@@ -19,9 +19,11 @@ from corral.recipes.train import to_table
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText, Size
 from corral.wire.spec.tables import (
     EnvironmentFile,
+    EnvName,
     Input,
     Keep,
     Parents,
+    PythonVersion,
     Resources,
     RetryBudgets,
     ScheduleTable,
@@ -38,7 +40,6 @@ from corral.wire.spec.train import (
 )
 
 Scalar = bool | int | float | str
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
 _RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
@@ -360,7 +361,7 @@ def _flat(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[Any, Any
 class BuiltEnvironment(Exact):
     """A resolved environment: the lock's text names exact versions; its digest names the venv."""
 
-    python: str = Field(pattern=r"^3\.\d{1,2}(\.\d{1,3})?$")
+    python: PythonVersion
     lock: str = Field(max_length=4 << 20)
     digest: DigestText
     find_links: str | None = None

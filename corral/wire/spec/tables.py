@@ -11,8 +11,20 @@ from corral.domain.paths import why_bad
 from corral.domain.runs.retries import RetryLimits
 from corral.durations import LEAST_S
 from corral.wire.base import ArtifactIdText, Duration, Exact, Name, Size
+from corral.wire.faults import Form
 
-SystemName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$", max_length=128)]
+SystemName = Annotated[
+    str,
+    Field(max_length=128),
+    Form(r"^[A-Za-z0-9][A-Za-z0-9+._-]*$", "a program's name (letters, digits, `+`, `.`, `_`, `-`)"),
+]
+EnvName = Annotated[
+    str,
+    Field(max_length=128),
+    Form(r"^[A-Za-z_][A-Za-z0-9_]*$", "a variable's name (letters, digits, `_`; no digit first)"),
+]
+PythonVersion = Annotated[str, Form(r"^3\.\d{1,2}(\.\d{1,3})?$", 'a version of Python, as "3.12"')]
+ComputeCapability = Annotated[str, Form(r"^\d{1,3}\.\d{1,3}$", 'a compute capability, as "8.0"')]
 
 
 class Resources(Exact):
@@ -58,9 +70,7 @@ class Resources(Exact):
             "Of a training run what its model takes is added, where that is known."
         ),
     )
-    min_compute_capability: str | None = Field(
-        None, pattern=r"^\d{1,3}\.\d{1,3}$", description='Of each GPU, as `"8.0"`.'
-    )
+    min_compute_capability: ComputeCapability | None = Field(None, description='Of each GPU, as `"8.0"`.')
     os: Literal["linux", "darwin", "windows"] | None = Field(None, description="The operating system.")
     arch: Literal["x86_64", "aarch64"] | None = Field(None, description="The processor.")
     labels: list[Name] = Field(
@@ -249,9 +259,8 @@ class EnvironmentFile(Exact):
     """Python version and requirements, resolved once at submit; or `host = true` for the host's own."""
 
     host: bool = Field(False, description="Take whatever Python the host has.")
-    python: str | None = Field(
+    python: PythonVersion | None = Field(
         None,
-        pattern=r"^3\.\d{1,2}(\.\d{1,3})?$",
         description="The version to build with; that of `corral` itself when left out.",
     )
     requirements: list[str] | str = Field(

@@ -14,6 +14,7 @@ from corral.recipes.models import ModelFacts
 from corral.recipes.schema import SettingProblem
 from corral.recipes.train_tables import Train
 from corral.wire.base import Exact
+from corral.wire.faults import Form
 
 T = TypeVar("T")
 Task = Literal["train", "eval", "sample"]
@@ -30,7 +31,9 @@ TrainFileTable = Annotated[
     dict[str, Json],
     WithJsonSchema({key: part for key, part in recipes.json_schema().items() if key != "$schema"}),
 ]
-ModelRef = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^\S(.*\S)?$")]
+ModelRef = Annotated[
+    str, Field(min_length=1, max_length=1024), Form(r"^\S(.*\S)?$", "a model: it begins or ends with a space")
+]
 
 
 class EvalRequest(Exact):
