@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +31,7 @@ _COMMON = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/dev/pts", "/dev/huge
 _OWN_FOLDERS = frozenset(
     {
         *("worker", "blobs", "near", "partial", "segments", "tls", "logs", "up", "locks", "trusted"),
-        *("backups", "selftest"),
+        *("backups", "selftest", "git"),
     }
 )
 _TRY = (
@@ -95,9 +94,8 @@ class Isolation:
         at_home = any(home.is_relative_to(folder) for folder in folders)
         guarded = (*folders, *map(_real, _own_code()), home)
         named = _allowed(guarded, allowed)
-        shared = (*_common(), *named, *_shared_caches(guarded, environ, home))
-        kept = _kept(environ, home)
-        return cls(folders, None, shared, named, kept if at_home else (*kept, home), at_home)
+        shared = (*_common(), *named, *_shared_caches(guarded, environ, home, open_to_all=named))
+        return cls(folders, None, shared, named, () if at_home else (home,), at_home)
 
     @property
     def note(self) -> str | None:
@@ -131,23 +129,17 @@ def _allowed(guarded: tuple[Path, ...], named: Iterable[Path]) -> tuple[Path, ..
     return found
 
 
-def _kept(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
-    """What Corral's own commands take from the caches and trust."""
-    clones = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "corral" / "git"
-    with suppress(OSError):
-        clones.mkdir(parents=True, exist_ok=True)
-    return (clones,)
-
-
-def _shared_caches(guarded: tuple[Path, ...], environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+def _shared_caches(
+    guarded: tuple[Path, ...], environ: Mapping[str, str], home: Path, *, open_to_all: tuple[Path, ...]
+) -> tuple[Path, ...]:
     """Made if they are missing. One that would open what is Corral's is left out, and the log says so."""
     named = {name: Path(environ[name]) for name in _SHARED if os.path.isabs(environ.get(name, ""))}
     named |= {f"~/{name}": home / name for name in _AT_HOME}
     # What lies in another cache, or where all may write, is shown with it. It is not followed on its own: a
     # run could have put a link in its place, which leads anywhere.
     plain = [Path(os.path.abspath(path)) for path in named.values()]
-    open_to_all = [path for path in _common() if not any(one.is_relative_to(path) for one in guarded)]
-    outer = _outermost([*plain, *open_to_all])
+    common = [path for path in _common() if not any(one.is_relative_to(path) for one in guarded)]
+    outer = _outermost([*plain, *common, *open_to_all])
     found = []
     for name, path in named.items():
         if Path(os.path.abspath(path)) not in outer:

@@ -155,7 +155,9 @@ class Preparation:
         return dict(answer.values)
 
     def _mount(self, serving: InstanceServer) -> None:
-        mounts = VolumeMounts(self.session, self.workspace.volumes, self.context.cache)
+        mounts = VolumeMounts(
+            self.session, self.workspace.volumes, self.workspace.staging, self.context.cache
+        )
         serving.mounts = mounts
         if mounts.wanted:
             with _environment_failure(lambda error: f"a volume cannot be brought here: {error.message}"):

@@ -109,7 +109,8 @@ class CheckpointUploader:
 
     def _locate(self, path: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of all checkpoints, and the way from there, free of links."""
-        base = Path(os.path.realpath(self.workspace.checkpoints))
+        # The folder itself is the child's too, and may be a link by now.
+        base = Path(os.path.realpath(self.workspace.own)) / self.workspace.checkpoints.name
         shown = self.secrets.redact_text(path)[:200]
         try:
             real = Path(os.path.realpath(base / path, strict=True))
