@@ -25,6 +25,8 @@ class InstanceChannel:
         self._channel: Channel | None = None
 
     def open(self, folder: Path) -> None:
+        if sys.platform == "win32":
+            raise OSError("a host with Windows cannot run functions: Python has no Unix sockets there")
         self._listener = socket.socket(socket.AF_UNIX)
         # A path to a socket must be short, and folders may be deep: so it is named through an open folder.
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
