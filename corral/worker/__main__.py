@@ -17,13 +17,14 @@ import corral.lean_imports  # noqa: F401 - before anything that imports httpx
 
 # isort: split
 from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.hosts.capability import lacks
 from corral.domain.ids import is_name
 from corral.files.atomic import write_whole
 from corral.files.locks import exclusive
 from corral.files.private import keep_files_private, private_folder
 from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
-from corral.worker.child.strays import become_subreaper
+from corral.worker.child.system import become_subreaper
 from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.context import WorkerContext
 from corral.worker.credential import CredentialRotation, WorkerCredential, wait_for_identity
@@ -105,6 +106,8 @@ def work(settings: Settings, child_umask: int) -> int:
     gpus = GpuProbe(cuda=CUDA if settings.gpu_check == "on" else None)
     machine = HostProbe(settings.worker_home, labels, environ, gpus=gpus, isolation=isolation)
     capability = machine.capability()
+    for missing in lacks(capability.os):
+        logger.warning("this host does without %s", missing)
     slots = settings.worker_slots or identity.slots or default_slots(capability)
     host = WorkerContext(
         home=settings.worker_home,

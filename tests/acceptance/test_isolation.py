@@ -20,7 +20,8 @@ from support.waiting import eventually
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import BuiltEnvironment
 from corral.worker.child import view
-from corral.worker.child.process import Child, Command
+from corral.worker.child.command import Command
+from corral.worker.child.process import Child
 from corral.worker.child.shim import prctl
 from corral.worker.host.isolation import Isolation, try_it
 from corral.worker.prepare.preparation import Preparation, PreparationFailed

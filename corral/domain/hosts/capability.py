@@ -13,6 +13,12 @@ GIB = 1 << 30
 # What the training engine is made of, by the names that pip knows.
 ENGINE_PACKAGES = ("torch", "transformers", "peft", "safetensors")
 
+WINDOWS_LACKS = (
+    "functions",
+    "the isolation of runs from each other",
+    "the end of a run whose worker was killed, until the next worker starts",
+)
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -139,6 +145,11 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
     )
 
 
+def lacks(os: str) -> tuple[str, ...]:
+    """What runs on a host of this operating system do without."""
+    return WINDOWS_LACKS if os == "windows" else ()
+
+
 def fitting_gpus(need: Requirements, have: Capability) -> tuple[Gpu, ...]:
     """The GPUs of the host that satisfy each per-GPU need."""
     return tuple(gpu for gpu in have.gpus or () if not _why_not_gpu(need, gpu))
@@ -157,6 +168,8 @@ def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list
         found.append(f"needs os {need.os}; the host has {have.os}")
     if need.arch and need.arch != have.arch:
         found.append(f"needs arch {need.arch}; the host has {have.arch}")
+    if need.kind == "service" and have.os == "windows":
+        found.append("is a function; a host with Windows cannot run any")
     missing = [label for label in need.labels if label not in have.labels]
     if missing:
         found.append(f"lacks the label{'s' if len(missing) > 1 else ''} {', '.join(missing)}")

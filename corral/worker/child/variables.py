@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from corral.wire.leases import LeaseView
-from corral.worker.child.strays import DATA_DIR_VARIABLE, LEASE_VARIABLE
+from corral.worker.child.command import DATA_DIR_VARIABLE, LEASE_VARIABLE
 from corral.worker.prepare.environments import activate_env
 from corral.worker.prepare.workspace import Workspace
 

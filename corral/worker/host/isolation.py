@@ -14,7 +14,7 @@ from pathlib import Path
 
 import corral
 from corral.domain.errors import CorralError, InvalidInput
-from corral.worker.child import view
+from corral.worker.child import command
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Isolation:
             return self.why_not
         return f"all may write to {', '.join(map(str, self.allowed))}"
 
-    def view(self, *, mine: Iterable[Path], given: Iterable[Path]) -> view.View | None:
+    def view(self, *, mine: Iterable[Path], given: Iterable[Path]) -> command.View | None:
         """For a child that may write to `mine` and read `given`; None where it sees everything."""
         if self.why_not is not None:
             return None
@@ -194,7 +194,7 @@ def try_it() -> str | None:
         folder = os.path.join(outer, "hidden")
         os.mkdir(folder)
         Path(folder, "secret").touch()
-        asked = [sys.executable, "-I", "-S", "-c", _TRY, os.path.dirname(view.__file__), folder]
+        asked = [sys.executable, "-I", "-S", "-c", _TRY, os.path.dirname(command.__file__), folder]
         try:
             done = subprocess.run(asked, capture_output=True, timeout=TRY_LIMIT_S, check=False, text=True)
         except (OSError, subprocess.TimeoutExpired) as error:

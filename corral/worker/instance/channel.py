@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ class InstanceChannel:
 
     def open(self, folder: Path) -> None:
         """`folder` as a `HeldFolder` names it: a path to a socket must be short, and folders may be deep."""
+        if sys.platform == "win32":
+            raise OSError("a host with Windows cannot run functions: Python has no Unix sockets there")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{folder}/calls.sock")
         self._listener.listen(1)

@@ -20,9 +20,8 @@ from corral.domain.pins import check_pins
 from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.spec.run_file import render_argv
-from corral.worker.child.process import Command
+from corral.worker.child.command import Command, View
 from corral.worker.child.variables import child_environment
-from corral.worker.child.view import View
 from corral.worker.context import WorkerContext
 from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseSession
