@@ -165,3 +165,18 @@ def test_an_instance_that_cannot_begin_is_tried_with_pauses_and_then_its_calls_f
     assert "RuntimeError: no such berth" in seen()["error"]["message"]
     (good,) = endpoint.call(params=inline(b"good"))
     assert serving.next_call()["id"] == good
+
+
+def test_an_instance_ends_though_it_asks_more_often_than_its_idle_time(
+    live: LiveServer, worker: FakeHost
+) -> None:
+    """HOUR3-01: each answer without calls began the idle time again."""
+    endpoint = deploy(live, worker, scaling={"min": 0, "max": 1, "idle_s": 1.0})
+    endpoint.call()
+    instance = endpoint.instance()
+    call = instance.next_call()
+
+    answer = instance.exchange(want=1, wait_s=0.1, outcomes=[outcome(call)])
+
+    assert not answer["stop"]
+    eventually(lambda: instance.exchange(want=1, wait_s=0.1)["stop"], "it to be told to end", within_s=20)

@@ -7,7 +7,7 @@ from support.clock import JumpingClock, ManualClock
 from corral.core.calls.dispatch import Dispatcher, InstancePoll
 from corral.core.endpoints.failed_starts import FailedStarts
 from corral.domain.calls import CallPool, QueuedCall
-from corral.domain.ids import CallId, EndpointId, LeaseId
+from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
 
 POOLS = (CallPool(EndpointId("e-1"), 1, ""), CallPool(EndpointId("e-1"), 0, ""))
 
@@ -65,3 +65,22 @@ def test_each_failed_start_is_followed_by_a_longer_pause() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
     starts.started(place)
     assert starts.last(place) is None
+
+
+def test_an_instance_that_asks_and_gets_nothing_stays_idle() -> None:
+    """HOUR3-01: every poll began the idle time again, so that one of a minute never ended."""
+    clock = ManualClock()
+    dispatch, lease_id, run_id = Dispatcher(clock), LeaseId("l-1"), RunId("r-1")
+    dispatch.assign(lease_id, run_id, [CallId("c-1")], written=True)
+    dispatch.settled(lease_id, [CallId("c-1")])
+
+    for _ in range(3):
+        assert not dispatch.is_idle(lease_id, 60.0)
+        clock.advance(20.0)
+        dispatch.keep(lease_id, run_id, [])
+        dispatch.assign(lease_id, run_id, [], written=True)
+
+    assert dispatch.is_idle(lease_id, 60.0)
+    dispatch.keep(lease_id, run_id, [CallId("c-2")])
+    dispatch.settled(lease_id, [CallId("c-2")])
+    assert not dispatch.is_idle(lease_id, 60.0), "one that it kept counts"

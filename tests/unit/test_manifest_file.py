@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corral.client.corral import Corral
 from corral.client.manifests.apply import Declaration, ManifestSpec
 from corral.client.manifests.read import ParsedManifest, load
+from corral.client.manifests.sync import check
+from corral.client.submit.prepare import ProgressListener, RunPreparer
 from corral.client.submit.run_file import expand
 from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import InvalidInput
@@ -193,6 +196,74 @@ def test_what_is_wrong_is_named(folder: Path, text: str, line: int | None, key: 
 
     assert (line, key) in [(at, place) for at, place, _ in found], found
     assert any(said in message for _, _, message in found), found
+
+
+def test_a_run_that_has_no_place_here_is_told_its_other_faults_too(folder: Path) -> None:
+    """The first of them was told, and the next only when that was corrected."""
+    found = problems(
+        folder,
+        """
+        [[runs]]
+        argv = ["x"]
+        priorty = 2
+        [[runs]]
+        name = "b"
+        argv = ["x"]
+        project = "other"
+        schedule = {cron = "0 3 * * *"}
+        wall_limt = 3
+        [[runs]]
+        name = "c"
+        file = "nowhere.toml"
+        priority = "high"
+        """,
+    )
+
+    assert sorted((line, key) for line, key, _ in found) == [
+        (1, "runs[0].name"),
+        (3, "runs[0].priorty"),
+        (7, "runs[1].project"),
+        (8, "runs[1].schedule"),
+        (9, "runs[1].wall_limt"),
+        (12, "runs[2].file"),
+        (13, "runs[2].priority"),
+    ]
+
+
+def test_a_run_that_waits_for_one_with_a_fault_is_not_at_fault_itself(folder: Path) -> None:
+    """It was said to name no run of the manifest."""
+    text = '[runs.a]\nargv = ["x"]\nprioriti = 3\n[runs.b]\nargv = ["x"]\nafter = ["a"]\n'
+
+    assert [key for _, key, _ in problems(folder, text)] == ["runs.a.prioriti"]
+
+
+def test_everything_that_a_run_names_and_is_not_there_is_told_at_once(folder: Path) -> None:
+    """`corral manifest plan` named one missing file, and the next when that was corrected."""
+    text = """
+        [runs.a]
+        argv = ["x"]
+        code = "nowhere"
+        params_schema = "nope.json"
+        inputs = {one = "no1", two = "no2"}
+        [runs.b]
+        model = "corral/tiny"
+        [runs.b.train]
+        recipe = "sft"
+        data = "no.jsonl"
+        eval_data = "none.jsonl"
+        """
+    loaded = read(folder, text)
+    with Corral("http://127.0.0.1:9", None) as nobody, pytest.raises(InvalidInput) as caught:
+        check(loaded, RunPreparer(nobody, folder, {}, ProgressListener()))
+
+    assert sorted(field.path.partition(" ")[2] for field in caught.value.fields) == [
+        "runs.a.code",
+        "runs.a.inputs.one",
+        "runs.a.inputs.two",
+        "runs.a.params_schema",
+        "runs.b.train.data",
+        "runs.b.train.eval_data",
+    ]
 
 
 def test_a_name_that_is_there_twice_is_named_with_both_lines(folder: Path) -> None:

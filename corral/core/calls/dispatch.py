@@ -174,6 +174,9 @@ class Dispatcher:
         return taken
 
     def assign(self, lease_id: LeaseId, run_id: RunId, call_ids: Sequence[CallId], *, written: bool) -> None:
+        if not call_ids:
+            # An instance that asks and gets nothing stays as idle as it was.
+            return
         instance = self._instance(lease_id)
         instance.active_at = self._clock.monotonic()
         instance.calls.update(call_ids)
