@@ -36,6 +36,8 @@ _PATHS = (
 # What a run does is one or the other; of the defaults only what goes with it is taken.
 _COMMAND = ("argv", "params", "params_schema", "params_from")
 _TRAINING = ("train", "model")
+# The name of a run that has none, while the rest of it is checked.
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class ParsedManifest:
     problems: list[ManifestProblem] = field(default_factory=list)
     # The manifest and the run files that it names.
     files: set[Path] = field(default_factory=set)
+    # Of all its runs, also of those that could not be read.
+    names: set[str] = field(default_factory=set)
 
     def add(self, problem: ManifestProblem) -> None:
         # What is wrong with the defaults is wrong with every run, and told once.
@@ -118,7 +122,7 @@ class ParsedManifest:
             for one in run.run_file.after:
                 if one.run in known:
                     before[name].add(one.run)
-                elif not one.run.startswith("r-") and one.run != LATEST:
+                elif one.run not in self.names and not one.run.startswith("r-") and one.run != LATEST:
                     message = f"names {one.run}, which is no run of this manifest"
                     message += did_you_mean(one.run, known)
                     self.add(self.source.problem(f"{run.place}.after", message))
@@ -211,43 +215,61 @@ class _RunTables:
         for name, table in runs.items():
             if isinstance(table, dict) and table.get("name", name) != name:
                 self._wrong(f"runs.{name}.name", f"is {table['name']!r}, and the table is called {name!r}")
-                continue
-            yield f"runs.{name}", {"name": name, **table} if isinstance(table, dict) else table
+                self.loaded.names.add(str(table["name"]))
+            yield f"runs.{name}", {**table, "name": name} if isinstance(table, dict) else table
 
     def _run(self, place: str, own: dict[str, Any]) -> None:
         own = dict(own)
-        file = own.pop("file", None)
-        group = own.pop("group", self.defaults.get("group"))
-        if group is not None and not (isinstance(group, str) and is_name(group)):
-            self._wrong(f"{place}.group", "is not a name")
-            group = None
+        file, group = own.pop("file", None), self._group(place, own)
         under, base_dir, source = self._under(place, file)
-        if under is None:
+        table = self._whole(own, under or {}, is_apart=file is not None)
+        # What is wrong with the one does not keep the others from being told.
+        is_placed = self._belongs_here(place, table)
+        name = table["name"] if isinstance(table.get("name"), str) else _UNKNOWN
+        table = {**table, "name": name, "project": self.loaded.project}
+        table.pop("schedule", None)
+        try:
+            run_file = RunFile.model_validate(table)
+        except ValidationError as error:
+            for found in explain(RunFile, error, what=place).fields:
+                # Of a run whose file cannot be read, more than stands here is not known.
+                if under is not None or parse_place(found.path)[0] in own:
+                    self.loaded.add(self.loaded.located(place, source, found))
             return
+        if under is None or not is_placed:
+            return
+        chosen = group or (run_file.name if is_group(run_file) else None)
+        self.loaded.runs.append(ManifestRunTable(run_file.name, place, chosen, run_file, base_dir, source))
+
+    def _group(self, place: str, own: dict[str, Any]) -> str | None:
+        group = own.pop("group", self.defaults.get("group"))
+        if group is None or (isinstance(group, str) and is_name(group)):
+            return group
+        self._wrong(f"{place}.group", "is not a name")
+        return None
+
+    def _whole(self, own: dict[str, Any], under: dict[str, Any], *, is_apart: bool) -> dict[str, Any]:
+        """The run's own keys over those of its file, if it is apart, and over the defaults."""
         defaults = {key: value for key, value in self.defaults.items() if key != "group"}
-        if file is not None:
+        if is_apart:
             # Paths that stand here start from here, and not from where the other file is.
             own, defaults = _rooted(own, self.base_dir), _rooted(defaults, self.base_dir)
         work = {**under, **own}
         other = _COMMAND if "train" in work else _TRAINING if "argv" in work else ()
         defaults = {key: value for key, value in defaults.items() if key not in other}
-        table = _merged(_merged(defaults, under), own)
-        if "schedule" in table:
+        return _merged(_merged(defaults, under), own)
+
+    def _belongs_here(self, place: str, table: Mapping[str, Any]) -> bool:
+        """Whether it has a name of its own and the manifest's project, and none of a schedule."""
+        is_unscheduled = "schedule" not in table
+        if not is_unscheduled:
             self._wrong(f"{place}.schedule", "has no place in a manifest; `corral submit` makes a schedule")
-            return
+        is_own = self._is_own_project(place, table)
         if not isinstance(table.get("name"), str):
             self._wrong(f"{place}.name", "is required: what the run is called")
-            return
-        if not self._is_own_project(place, table) or not self._is_new(place, table["name"]):
-            return
-        try:
-            run_file = RunFile.model_validate({**table, "project": self.loaded.project})
-        except ValidationError as error:
-            for found in explain(RunFile, error, what=place).fields:
-                self.loaded.add(self.loaded.located(place, source, found))
-            return
-        chosen = group or (run_file.name if is_group(run_file) else None)
-        self.loaded.runs.append(ManifestRunTable(run_file.name, place, chosen, run_file, base_dir, source))
+            return False
+        self.loaded.names.add(table["name"])
+        return self._is_new(place, table["name"]) and is_own and is_unscheduled
 
     def _under(self, place: str, file: object) -> tuple[dict[str, Any] | None, Path, ManifestSource | None]:
         """What the run file says that `file` names; None where it cannot be read."""

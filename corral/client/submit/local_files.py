@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from corral.client.files.ignore import FETCHED, Ignore
 from corral.client.files.tree import Tree, scan, scan_file
+from corral.client.submit.problems import ProblemList
 from corral.client.submit.run_file import path_from, wrong_field
 from corral.domain.paths import printable
 from corral.wire.spec.run_file import RunFile
@@ -55,13 +56,17 @@ class FileReader:
         # An environment is code, with the litter that lies beside code.
         is_code = {"environment"} if run_file.train is not None else set()
         found: dict[str, LocalFiles] = {}
+        problems = ProblemList()
         for name, given in run_file.inputs.items():
             path = given if isinstance(given, str) else given.local
             if path is not None:
                 place = path_from(self.base_dir, path)
                 key = ("input", place, name, name in is_code)
                 ignore = self._ignore(place) if name in is_code else None
-                found[name] = self.once(key, partial(self.input, name, path, ignore))
+                read = partial(self.once, key, partial(self.input, name, path, ignore))
+                if (source := problems.collect(read)) is not None:
+                    found[name] = source
+        problems.check(f"the run {run_file.name}")
         return found
 
     def input(self, name: str, given: str, ignore: Ignore | None = None) -> LocalFiles:

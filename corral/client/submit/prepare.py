@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from corral.client.files.upload import upload
 from corral.client.runs import LATEST
 from corral.client.submit.local_files import FileReader, Key, LocalFiles, code_notes
 from corral.client.submit.params import ParamChecks
+from corral.client.submit.problems import ProblemList
 from corral.client.submit.run_file import RunVariant, expand, is_group, path_from, wrong_field
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
@@ -33,6 +34,7 @@ from corral.wire.spec.run_file import BuiltEnvironment, RunFile, RunSpec, Scalar
 from corral.wire.spec.tables import After, EnvironmentFile, Keep
 
 T = TypeVar("T")
+LookAt: TypeAlias = Callable[[MaterialReader], TrainingMaterial]
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,17 @@ class _SpecParts:
     code_digest: str | None = None
 
 
+class _ReadFiles(NamedTuple):
+    """A run file with what it names on this machine."""
+
+    run_file: RunFile
+    material: TrainingMaterial | None
+    params: list[dict[str, Scalar]]
+    notes: tuple[str, ...]
+    code: LocalFiles | None
+    inputs: dict[str, LocalFiles]
+
+
 @dataclass(frozen=True)
 class RunPreparer:
     """`base_dir` is what relative paths start from; `environ` is handed to uv. `declaring` are files that say
@@ -120,20 +133,16 @@ class RunPreparer:
 
     def plan(self, run_file: RunFile) -> PreparedRuns:
         """The same, but nothing leaves this machine, and the model hub is asked as little as possible."""
-        return self._survey(run_file, self._material(run_file, MaterialReader.look))
+        return self._survey(run_file, MaterialReader.look)
 
     def survey(self, run_file: RunFile) -> PreparedRuns:
         """Read, resolve and check everything, with the commit that a model's name stands for now."""
-        return self._survey(run_file, self._material(run_file, MaterialReader.pin))
+        return self._survey(run_file, MaterialReader.pin)
 
     def check(self, run_file: RunFile) -> tuple[str, ...]:
         """What can be found wrong without a server and a package index. Return what people should know."""
-        material = self._material(run_file, MaterialReader.look)
-        run_file = _with_material(run_file, material)
-        params, notes = self._params(run_file)
-        notes += tuple(code_notes(run_file, self.files.code(run_file), self.base_dir))
-        self.files.inputs(run_file)
-        return self._prepared(run_file, _SpecParts(material, params, notes)).notes
+        read = self._read(run_file, MaterialReader.look)
+        return self._prepared(read.run_file, _SpecParts(read.material, read.params, read.notes)).notes
 
     def upload(self, project: str, sources: Mapping[Key, LocalFiles]) -> dict[Key, str]:
         """The artifact ids of what was uploaded, or was there already."""
@@ -142,13 +151,23 @@ class RunPreparer:
             for key, source in sources.items()
         }
 
-    def _survey(self, run_file: RunFile, material: TrainingMaterial | None) -> PreparedRuns:
-        run_file = _with_material(run_file, material)
-        params, notes = self._params(run_file)
-        code = self.files.code(run_file)
-        notes += tuple(code_notes(run_file, code, self.base_dir))
+    def _read(self, run_file: RunFile, look_at: LookAt) -> _ReadFiles:
+        """Everything of this machine that the run file names, and all that is wrong with it."""
+        problems = ProblemList()
+        material = problems.collect(lambda: self._material(run_file, look_at))
+        whole = _with_material(run_file, material)
+        params = problems.collect(lambda: self._params(whole))
+        code = problems.collect(lambda: self.files.code(whole))
+        local = problems.collect(lambda: self.files.inputs(whole))
+        problems.check(f"the run {run_file.name}")
+        assert params is not None
+        assert local is not None
+        notes = (*params[1], *code_notes(whole, code, self.base_dir))
+        return _ReadFiles(whole, material, params[0], notes, code, local)
+
+    def _survey(self, run_file: RunFile, look_at: LookAt) -> PreparedRuns:
+        run_file, material, params, notes, code, local = self._read(run_file, look_at)
         named = self._named_inputs(run_file)
-        local = self.files.inputs(run_file)
         digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
         parts = _SpecParts(
             material,
@@ -191,9 +210,7 @@ class RunPreparer:
         look(path, place=name, recipe=recipe, skip_bad=False)
         return self._commit(project, "input", self.files.input(name, str(path)))
 
-    def _material(
-        self, run_file: RunFile, read: Callable[[MaterialReader], TrainingMaterial]
-    ) -> TrainingMaterial | None:
+    def _material(self, run_file: RunFile, read: LookAt) -> TrainingMaterial | None:
         if run_file.train is None:
             return None
         self.listener.step("looking at the model and the data")

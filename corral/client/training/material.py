@@ -9,12 +9,14 @@ import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from corral.client.submit.problems import ProblemList
 from corral.client.submit.run_file import RunVariant, expand, path_from, with_swept, wrong_field
 from corral.client.training import git_source
 from corral.client.training import model_hub as hub
@@ -115,11 +117,14 @@ class MaterialReader:
         notes: list[str] = []
         model = self._model_source(notes, ask_hub=ask_hub)
         train = train_of(self.run_file.train or {}, model, what="the run")
-        inputs = {name: found for name in SHIPPED if (found := self._input(name, train, model)) is not None}
+        problems = ProblemList()
+        named = {name: problems.collect(partial(self._input, name, train, model)) for name in SHIPPED}
+        inputs = {name: found for name, found in named.items() if found is not None}
         if model.folder is not None:
             inputs["model"] = InputFrom(path=str(model.folder))
-        data = self._look_at("data", inputs, train, notes)
-        self._look_at("eval_data", inputs, train, notes)
+        data = problems.collect(lambda: self._look_at("data", inputs, train, notes))
+        problems.collect(lambda: self._look_at("eval_data", inputs, train, notes))
+        problems.check(f"the run {self.run_file.name}")
         _check_rows(train, data)
         return TrainingMaterial(model, inputs, data, tuple(notes), self._pinned_environment(train))
 
