@@ -37,6 +37,7 @@ from corral.wire.spec.train import (
     TrainFileTable,
     TrainTable,
     parsed,
+    under_train,
 )
 
 Scalar = bool | int | float | str
@@ -246,6 +247,17 @@ class RunFile(_RunFields):
         le=10_000,
         description="How many runs of the group may be queued or running at once; the others are held.",
     )
+
+    @classmethod
+    def elsewhere(cls, key: str) -> str:
+        return under_train(key)
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _is_of_packages(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError("must be a table; the environment of a training run belongs under [train]")
+        return value
 
     @field_validator("model")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,7 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from corral.recipes import train as recipes
 from corral.recipes.models import ModelFacts
-from corral.recipes.schema import SettingProblem
+from corral.recipes.schema import SettingProblem, fields_of, setting_named
 from corral.recipes.train_tables import Train
 from corral.wire.base import Exact
 from corral.wire.faults import Form
@@ -23,6 +24,7 @@ Which = Literal["last", "best"]
 # What the table may name as files; each is shipped as the input of the same name.
 SHIPPED = ("data", "eval_data", "environment", "adapter")
 INPUTS = ("model", *SHIPPED)
+_SETTINGS = tuple(name for name, _, _ in fields_of(Train))
 
 TrainTable = Annotated[
     dict[str, Json], WithJsonSchema({"type": "object", "description": "As `corral schema` describes it."})
@@ -57,6 +59,14 @@ class SampleRequest(Exact):
     max_tokens: int | None = Field(None, ge=1, le=1 << 20, description="Of one answer.")
     temperature: float | None = Field(None, ge=0, le=2)
     seed: int | None = Field(None, ge=0, lt=2**63)
+
+
+def under_train(key: str) -> str:
+    """Where a key at the top of a run file belongs that is a setting of `[train]`; empty if it is none."""
+    name = setting_named(Train, key) or next(iter(difflib.get_close_matches(key, _SETTINGS, 1, 0.85)), None)
+    if name is None:
+        return ""
+    return "; it belongs under [train]" + ("" if name == key else f", where it is `{name}`")
 
 
 def parsed(model: str, table: Mapping[str, Any], facts: ModelFacts | None = None) -> Train:
