@@ -45,7 +45,9 @@ def parse_task(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("--data", help="rows to evaluate on, if not those of the run")
         parser.add_argument("--environment", help="the environment, if it is not where it was")
     else:
-        parser.add_argument("-m", "--message", required=True, help="what to say to the model")
+        asked = parser.add_mutually_exclusive_group(required=True)
+        asked.add_argument("-m", "--message", help="what to say, in the form that it was trained in")
+        asked.add_argument("--prompt", help="a text to go on from, without a chat template")
         parser.add_argument("--system", help="a system message")
         parser.add_argument("-n", type=int, help="how many answers")
         parser.add_argument("--max-tokens", type=int)
@@ -87,8 +89,8 @@ def task_places(task: str, said: argparse.Namespace) -> JobPaths:
         ask |= {"rows": said.rows}
         table |= {key: str(Path(value).absolute()) for key, value in _moved(said).items()}
     else:
-        system = [{"role": "system", "content": said.system}] if said.system else []
-        ask |= {"messages": [*system, {"role": "user", "content": said.message}], "n": said.n or 1}
+        ask |= {"prompt": said.prompt} if said.message is None else {"messages": _messages(said)}
+        ask |= {"n": said.n or 1}
         ask |= {"max_tokens": said.max_tokens, "temperature": said.temperature, "seed": said.seed}
     spec = {"task": task, "model": model, "model_revision": record.get("revision"), task: ask}
     if table.get("method") == "full":
@@ -100,6 +102,11 @@ def task_places(task: str, said: argparse.Namespace) -> JobPaths:
     (output / "spec.json").write_text(json.dumps(spec, indent=2), encoding="utf-8")
     # Paths in the table are those of the run, which was started in the folder of its own spec.
     return JobPaths(output / "spec.json", output, output / "checkpoints", base=Path(record.get("base", ".")))
+
+
+def _messages(said: argparse.Namespace) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": said.system}] if said.system else []
+    return [*system, {"role": "user", "content": said.message}]
 
 
 def _moved(said: argparse.Namespace) -> dict[str, str]:

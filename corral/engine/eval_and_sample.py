@@ -9,6 +9,7 @@ from typing import Any
 
 from corral.engine.data import sft_dataset
 from corral.engine.data.chat import Renderer
+from corral.engine.data.prompt_form import PromptForm
 from corral.engine.data.sequences import SamplingParams
 from corral.engine.engine import Engine
 from corral.engine.environments.protocol import with_system
@@ -24,6 +25,7 @@ EVAL: Mapping[str, Any] = {"which": "last", "rows": 256, "data": None}
 SAMPLE: Mapping[str, Any] = {
     "which": "last",
     "messages": [],
+    "prompt": None,
     "n": 1,
     "max_tokens": 256,
     "temperature": 0.7,
@@ -41,11 +43,15 @@ def task_options(spec: JobSpec) -> dict[str, Any]:
         if key in ask and ask[key] < 1:
             raise InvalidSpec(f"{spec.task}.{key} must be at least 1, not {ask[key]}")
     if spec.task == "sample":
-        _check_messages(ask["messages"])
+        _check_question(ask["messages"], ask["prompt"])
     return ask
 
 
-def _check_messages(messages: Sequence[Any]) -> None:
+def _check_question(messages: Sequence[Any], prompt: Any) -> None:
+    if prompt is not None:
+        if not isinstance(prompt, str) or not prompt or messages:
+            raise InvalidSpec("sample.prompt must be a text, and in place of messages")
+        return
     whole = all(isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in messages)
     if not messages or not whole:
         raise InvalidSpec("sample.messages needs at least one message with role and content")
@@ -93,18 +99,46 @@ def evaluate(
     return said
 
 
-def sample(trained: TrainedModel, ask: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`n` answers of each phase to the same messages with the same seeds: `samples.jsonl` of the task."""
-    tokenizer = trained.engine.loaded.tokenizer
-    messages = with_system(ask["messages"], trained.train.system)
-    prompt = Renderer(tokenizer, thinking=trained.train.thinking).prompt(messages)
+@dataclass(frozen=True)
+class Question:
+    """What is asked, as tokens and as the rows of the result tell it; its form, and that of the training."""
+
+    tokens: Sequence[int]
+    asked: Mapping[str, Any]
+    form: PromptForm
+    trained_as: PromptForm | None
+
+    def told(self) -> dict[str, Any]:
+        return {**self.asked, "form": self.form, "trained_as": self.trained_as}
+
+
+def question(trained: TrainedModel, ask: Mapping[str, Any], form: PromptForm | None) -> Question:
+    """Of a `prompt`, plain text. Of messages, what the run was trained on: a single one is plain text to a
+    model that saw no other; a system message or an answer can only be told by a chat template."""
+    renderer = Renderer(trained.engine.loaded.tokenizer, thinking=trained.train.thinking)
+    text, messages = ask["prompt"], ask["messages"]
+    if text is None and form is PromptForm.TEXT and [one["role"] for one in messages] == ["user"]:
+        text = messages[0]["content"]
+    if text is not None:
+        return Question(renderer.plain(text), {"prompt": text}, PromptForm.TEXT, form)
+    messages = with_system(messages, trained.train.system)
+    return Question(renderer.prompt(messages), {"messages": messages}, PromptForm.CHAT, form)
+
+
+def sample(trained: TrainedModel, ask: Mapping[str, Any], form: PromptForm | None) -> list[dict[str, Any]]:
+    """`n` answers of each phase to the same question with the same seeds: `samples.jsonl` of the task.
+
+    `form` is the one that the model was trained in.
+    """
+    asked = question(trained, ask, form)
+    trained.events.say(f"asked as {'plain text' if asked.form is PromptForm.TEXT else 'a chat'}")
     rows = []
     for phase, around in trained.phases():
         with around, trained.stop.interruptible():
-            answers = answer(trained.engine, [prompt] * int(ask["n"]), ask)
+            answers = answer(trained.engine, [asked.tokens] * int(ask["n"]), ask)
         trained.events.say(f"--- {phase} training")
         for number, row in enumerate(answers):
-            rows.append({"phase": phase, "number": number, "messages": messages, **row})
+            rows.append({"phase": phase, "number": number, **asked.told(), **row})
             trained.events.say(row["completion"])
     return rows
 

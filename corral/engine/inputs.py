@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import torch
 
 from corral.engine.data import rows, sft_dataset
+from corral.engine.data.prompt_form import PromptForm, form_of
 from corral.engine.data.rows import RowSet
 from corral.engine.engine import Engine, Options
+from corral.engine.errors import DataError
 from corral.engine.model import adapters, compiled_code
 from corral.engine.model import load as models
 from corral.engine.model.load import LoadedModel
@@ -64,6 +67,26 @@ def read_data(train: Train, places: JobPaths) -> TrainingData:
     else:
         found, held_out = sft_dataset.split(found, train.eval_fraction)
     return TrainingData(found, held_out, rows_digest(found))
+
+
+def prompt_form(train: Train, places: JobPaths) -> PromptForm | None:
+    """How the run's model was asked in training: its result says so; before it did, its rows.
+
+    None if neither is there.
+    """
+    folder = places.locate("adapter", train.adapter)
+    try:
+        said = None if folder is None else json.loads((folder / "train.json").read_bytes()).get("prompt_form")
+    except (OSError, ValueError, AttributeError):
+        said = None
+    if said in set(PromptForm):
+        return PromptForm(said)
+    if train.recipe != "sft":
+        return PromptForm.CHAT
+    try:
+        return form_of(read_data(train, places).train[0])
+    except (DataError, InvalidSpec):
+        return None
 
 
 def rows_digest(found: RowSet) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from corral.engine import eval_and_sample, inputs
+from corral.engine.data.prompt_form import PromptForm, form_of
 from corral.engine.data.row_order import RowOrder
 from corral.engine.data.rows import RowSet
 from corral.engine.data.sft_dataset import MaskedSequence, RowCounts, SftDataset, build_dataset
@@ -161,7 +162,7 @@ class EngineJob:
         self.finish(training, lambda: sft.run(training, examples, order), forecast, notes=notes)
         made = TrainedModel(engine, train, self.events, self.stop)
         samples = eval_and_sample.before_and_after(made, held_out)
-        self.leave(training, forecast, data=data.digest, samples=samples)
+        self.leave(training, forecast, data=data.digest, form=form_of(data.train[0]), samples=samples)
 
     def _grpo(self, train: Train, stack: ExitStack) -> None:
         process = self.environment(train, stack)
@@ -184,7 +185,7 @@ class EngineJob:
         source = self.rollout_source(environment, engine, train, rows=rows)
         training.evaluate_with = _scorer(environment, source, lambda rows: training.record.sample(rows))
         self.finish(training, lambda: grpo.run(training, source), forecast, notes=list(environment.notes))
-        self.leave(training, forecast, data=process.description.fingerprint)
+        self.leave(training, forecast, data=process.description.fingerprint, form=PromptForm.CHAT)
 
     # -- what a run made ------------------------------------------------------------------------------
 
@@ -221,7 +222,8 @@ class EngineJob:
         usual = train.grpo.temperature if train.recipe == "grpo" else ask["temperature"]
         if self.spec.ask.get("temperature") is None:
             ask = {**ask, "temperature": usual}
-        rows = eval_and_sample.sample(TrainedModel(engine, train, self.events, self.stop), ask)
+        trained = TrainedModel(engine, train, self.events, self.stop)
+        rows = eval_and_sample.sample(trained, ask, inputs.prompt_form(train, self.places))
         self.places.output.mkdir(parents=True, exist_ok=True)
         report.write_lines(self.places.output / "samples.jsonl", rows)
 
@@ -360,10 +362,11 @@ class EngineJob:
         forecast: Forecast | None,
         *,
         data: str,
+        form: PromptForm,
         samples: Sequence[report.Row] = (),
     ) -> None:
         training.record.sample(samples)
-        output.write(training, self.spec, self.places, forecast=forecast, times=self._times)
+        output.write(training, self.spec, self.places, forecast=forecast, times=self._times, form=form)
         run = self.environ.get("CORRAL_RUN_ID")
         output.write_card(training, self.spec, self.places.output, data=data, run=run)
         for line in report.summary(training.record, training.headline):

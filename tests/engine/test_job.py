@@ -205,6 +205,38 @@ def test_a_sample_asks_both_models_the_same(trained: Path) -> None:
     assert all(0 < row["tokens"] <= 8 for row in rows)
 
 
+def asked(folder: Path, name: str, **ask: Any) -> list[dict[str, Any]]:
+    jobs.here(task(folder, "sample", {"max_tokens": 4, "temperature": 0.0, **ask}), name)
+    return lines(folder / name / "samples.jsonl")
+
+
+def test_a_model_is_asked_in_the_form_that_it_was_trained_in(trained: Path) -> None:
+    """HOUR3-02: asked as a chat, a model that was trained on prompts and completions looked untrained."""
+    said = [{"role": "user", "content": "3+4="}]
+
+    message = asked(trained, "message", messages=said)
+    prompt = asked(trained, "prompt", prompt="3+4=")
+    chat = asked(trained, "chat", messages=[{"role": "system", "content": "Add."}, *said])
+
+    assert message == prompt
+    assert {(row["form"], row["trained_as"], row["prompt"]) for row in message} == {("text", "text", "3+4=")}
+    assert next(row["completion"] for row in message if row["phase"] == "after").strip().isdigit()
+    assert {(row["form"], row["trained_as"]) for row in chat} == {("chat", "text")}
+
+
+def test_what_a_run_of_before_was_trained_in_is_seen_in_its_rows(trained: Path) -> None:
+    """HOUR3-02."""
+    record = trained / "output" / "train.json"
+    kept = json.loads(record.read_bytes())
+    record.write_text(json.dumps({key: value for key, value in kept.items() if key != "prompt_form"}))
+    try:
+        found = asked(trained, "before", messages=[{"role": "user", "content": "3+4="}])
+    finally:
+        record.write_text(json.dumps(kept))
+
+    assert (kept["prompt_form"], found[0]["form"]) == ("text", "text")
+
+
 def test_a_run_of_grpo_is_evaluated_by_its_environment(tmp_path: Path) -> None:
     jobs.here(jobs.grpo(tmp_path, steps=1))
 

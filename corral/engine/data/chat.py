@@ -111,6 +111,10 @@ class Renderer:
         """The tokens that ask for the next assistant message."""
         return self._encode([self._write(messages, tools, ask=True)])[0]
 
+    def plain(self, text: str) -> list[int]:
+        """The tokens that a text begins with when it is trained as a prompt or as plain text."""
+        return [*self._begin, *self._encode([text])[0]]
+
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Message] | None = None
     ) -> list[RenderedSequence]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from corral.engine.data.prompt_form import PromptForm
 from corral.engine.inputs import device_facts
 from corral.engine.model import adapters
 from corral.engine.model.load import LoadedModel
@@ -45,7 +46,13 @@ def weights_folder(train: Train) -> str:
 
 
 def write(
-    training: TrainingRun, spec: JobSpec, places: JobPaths, *, forecast: Forecast | None, times: RunTimes
+    training: TrainingRun,
+    spec: JobSpec,
+    places: JobPaths,
+    *,
+    forecast: Forecast | None,
+    times: RunTimes,
+    form: PromptForm,
 ) -> None:
     output, train = places.output, training.train
     output.mkdir(parents=True, exist_ok=True)
@@ -56,7 +63,8 @@ def write(
         output / "metrics.json", training.record, headline=training.headline, best_step=training.best.step
     )
     report.write_lines(output / "samples.jsonl", training.record.samples)
-    report.write_json(output / "train.json", settings(training, spec, places, forecast))
+    said = settings(training, spec, places, forecast)
+    report.write_json(output / "train.json", {**said, "prompt_form": form})
     # A run that was resumed knows only its own share of the time.
     whole = len(training.meter.steps_s) == training.total
     actual = {
@@ -74,7 +82,7 @@ def write(
         "steps_here": len(training.meter.steps_s),
         "tokens": training.meter.tokens,
     }
-    said = report.forecast_record(None if forecast is None else forecast.to_table(), actual)
+    compared = report.forecast_record(None if forecast is None else forecast.to_table(), actual)
     facts = training.engine.loaded.facts
     about = {
         "model": spec.model,
@@ -84,7 +92,7 @@ def write(
         "facts": None if facts is None else asdict(facts),
         "train": to_table(train),
     }
-    report.write_json(output / "forecast.json", {**about, **said})
+    report.write_json(output / "forecast.json", {**about, **compared})
 
 
 def _setup_s(meter: ThroughputMeter, times: RunTimes) -> float | None:

@@ -6,7 +6,14 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, WithJsonSchema
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 from pydantic import JsonValue as Json
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -54,11 +61,31 @@ class SampleRequest(Exact):
     """What to ask the model that a run made."""
 
     which: Which = Field("last", description="The adapter of the last step, or of the best checkpoint.")
-    messages: list[Message] = Field(min_length=1, max_length=1024)
+    messages: list[Message] = Field(
+        [], max_length=1024, description="In the form of the rows that the run was trained on."
+    )
+    prompt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1 << 20,
+        description="In place of messages: a text to go on from, without a chat template.",
+    )
     n: int = Field(1, ge=1, le=256, description="How many answers.")
     max_tokens: int | None = Field(None, ge=1, le=1 << 20, description="Of one answer.")
     temperature: float | None = Field(None, ge=0, le=2)
     seed: int | None = Field(None, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> SampleRequest:
+        if bool(self.messages) == (self.prompt is not None):
+            raise ValueError("needs `messages` or `prompt`, and not both")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_absent_prompt(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Workers of before prompts refuse a key that they do not know."""
+        found: dict[str, Any] = dump(self)
+        return {key: value for key, value in found.items() if key != "prompt" or value is not None}
 
 
 def under_train(key: str) -> str:
