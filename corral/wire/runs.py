@@ -11,16 +11,18 @@ from corral.domain.runs.states import FINAL, RunState
 from corral.wire.base import Answer, AnswerPage, Name, PlainText, RequestId, Strict, known_only
 from corral.wire.hosts import GpuSampleView
 from corral.wire.spec.run_file import RunSpec, Scalar
+from corral.wire.spec.submitted import without_instances
 from corral.wire.spec.train import each
 
 RunName = Annotated[str, Field(min_length=1, max_length=100)]
 LabelText = Annotated[str, Field(pattern=r"^[^=\x00]+=[^\x00]*$", max_length=330)]
 
 
-# With tables of `[train]` that the recipes accept.
+# No instances, and with tables of `[train]` that the recipes accept.
 RunSpecs = Annotated[
     list[RunSpec],
     Field(min_length=1, max_length=10_000),
+    AfterValidator(without_instances),
     AfterValidator(lambda specs: each(specs, RunSpec.checked)),
 ]
 
