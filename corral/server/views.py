@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import cache
 
 from pydantic import JsonValue as Json
 
@@ -33,12 +33,6 @@ from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts import CapabilityReport, HostView
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec, render_argv
-
-
-@lru_cache(maxsize=1024)
-def _spec(text: str) -> RunSpec:
-    """Seeds and sweeps share most of a spec, retries all of it; the model is frozen, so it can be shared."""
-    return RunSpec.model_validate_json(text)
 
 
 class NameLookup:
@@ -87,7 +81,8 @@ def run_detail(tx: Tx, run: Run, *, now: float) -> RunDetail:
         for attempt in tx.attempts.of_run(run.id)
     ]
     view = run_view(tx, run, names)
-    spec = _spec(tx.runs.spec(run.id))
+    # Not kept for the next answer: a spec of 1 MiB may be 26 MiB as objects.
+    spec = RunSpec.model_validate_json(tx.runs.spec(run.id))
     told = {
         "progress": view.progress or _last_progress(tx, attempts),
         "params": settings_of(spec.params, spec.train),

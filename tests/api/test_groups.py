@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named
+from support.waiting import eventually
 
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
@@ -28,13 +29,18 @@ def test_latest_is_the_newest_that_the_caller_submitted(live: LiveServer, worker
     mine, other = (str(live.token("user", named("user"))["token"]) for _ in range(2))
     own = live.submit(token=mine)
     live.submit(token=other)
-    live.submit(token=mine, argv=[], kind="service", service={"entry": {}})
+    app = named("app")
+    spec = {"kind": "service", "service": {"entry": {}}, "resources": {"hosts": ["nobody"]}}
+    body = {"name": app, "spec": spec, "functions": {"f": {}}, "scaling": {"min": 1}}
+    live.ok("POST", "/v1/endpoints", body, token=mine)
+    eventually(lambda: live.ok("GET", "/v1/runs", params={"name": app})["items"], "its instance")
 
     with Corral(live.url, mine) as corral, Corral(live.url, str(live.token("user")["token"])) as nobody:
         assert corral.runs.get("latest").id == own
         assert corral.runs.cancel("latest").id == own
         with pytest.raises(NotFound, match="you have submitted no run yet"):
             nobody.runs.get("latest")
+    live.ok("DELETE", f"/v1/endpoints/default/{app}")
 
 
 def test_a_name_means_the_newest_group_and_an_id_that_group_alone(live: LiveServer) -> None:

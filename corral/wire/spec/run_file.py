@@ -44,6 +44,7 @@ Scalar = bool | int | float | str
 Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
 _RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
+INSTANCE = "is made by a deploy: `corral fn deploy app.py`"
 
 
 class _RunFields(Exact):
@@ -272,7 +273,7 @@ class RunFile(_RunFields):
     @classmethod
     def _not_an_instance(cls, value: str) -> str:
         if value == "service":
-            raise ValueError("is made by a deploy: `corral fn deploy app.py`")
+            raise ValueError(INSTANCE)
         return value
 
     @field_validator("train")
