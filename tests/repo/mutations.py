@@ -100,8 +100,8 @@ MUTATIONS = (
     ),
     Mutation(
         "what a run forked away is left to itself",
-        "    if group != os.getpgrp():\n        try:\n            os.killpg(group, signal.SIGKILL)\n",
-        "    if group != os.getpgrp():\n        try:\n            os.killpg(group, 0)\n",
+        "        kill_group(os.getpgid(pid))\n        os.kill(pid, signal.SIGKILL)\n",
+        "        os.kill(pid, 0)\n",
         (
             (
                 "tests/acceptance/test_run_programs.py::test_what_a_program_forked_away_ends_with_it",
