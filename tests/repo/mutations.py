@@ -108,7 +108,6 @@ MUTATIONS = (
                 "tests/acceptance/test_bad_input.py::test_what_a_program_forked_away_ends_with_it",
             ),
         ),
-        before=("os.killpg(process.group, signal.SIGKILL)", "os.killpg(process.group, 0)"),
     ),
     Mutation(
         "any epoch may write",
