@@ -1,6 +1,6 @@
 """`python -m corral` is the command `corral`, also where that is not on the path."""
 
-from corral.cli.main import main
+from corral.cli.start import main
 
 if __name__ == "__main__":
     main()

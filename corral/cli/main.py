@@ -178,12 +178,29 @@ def main() -> None:
             raise
         print_error(error)
         _leave(EXIT_UNREACHABLE if isinstance(error, ServerUnreachable) else EXIT_ERROR)
+    except ValueError as error:
+        refused = None if _debug(sys.argv[1:]) else _refused(error)
+        if refused is None:
+            raise
+        print_error(refused)
+        _leave(EXIT_ERROR)
     except KeyboardInterrupt:
         _leave(130)
     except BrokenPipeError:
         _leave(EXIT_ERROR)
     except SystemExit as ending:
         _leave(ending.code if isinstance(ending.code, int) else EXIT_ERROR if ending.code else 0)
+
+
+def _refused(error: ValueError) -> CorralError | None:
+    """What a model of the wire says of the options of a command, in our words; None of any other error."""
+    # Loaded by the command that made the model; for `--help` they would take too long.
+    pydantic, base = sys.modules.get("pydantic"), sys.modules.get("corral.wire.base")
+    if pydantic is None or base is None or not isinstance(error, pydantic.ValidationError):
+        return None
+    hint = "Correct the options; `--help` says what the command takes."
+    found: CorralError = base.explain(base.Strict, error, what="what was asked for", hint=hint)
+    return found
 
 
 def print_error(error: CorralError) -> None:

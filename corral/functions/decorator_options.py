@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
@@ -94,7 +95,9 @@ def settings_of(
 ) -> FunctionSettings:
     """The app's settings with these options. TypeError or ValueError names an option that is wrong."""
     if unknown := sorted(set(options) - set(known)):
-        raise TypeError(f"there is no option {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        meant = f"; did you mean `{near[0]}`?" if near else f"; there are: {', '.join(sorted(known))}"
+        raise TypeError(f"there is no option {', '.join(unknown)}{meant}")
     given = {key: value for key, value in options.items() if value is not None or key == "queue_delay"}
     given |= {key: as_names(given[key], key) for key in _LISTS if key in given}
     system = (*base.resources.system, *given.pop("system", ()))

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from corral.client.corral import Corral
 from corral.client.environments.lock import Lock, resolve
 from corral.client.environments.lock_cache import LockCache, LockRequest
@@ -31,6 +33,7 @@ from corral.functions.program import share_main
 from corral.functions.serialize import Pieces, as_text, from_text, whole
 from corral.functions.web_routes import route_problems
 from corral.settings import process_environment, read_settings
+from corral.wire.base import explain
 from corral.wire.calls import CallView
 from corral.wire.endpoints import DeployRequest, FunctionTable, Scaling
 from corral.wire.payloads import PayloadBody
@@ -101,6 +104,14 @@ class HttpBackend:
         """What deploys the member; its code is uploaded. InvalidInput if it is a route that cannot work."""
         if problems := [] if live else route_problems(member):
             raise InvalidInput("; ".join(problems), hint="Correct it, and deploy it again.")
+        try:
+            return self._request(member, project, live=live)
+        except ValidationError as error:
+            what = f"what {member.name} of the app {member.app.name} asks for"
+            hint = "Correct the options of its decorator, or those of the app."
+            raise explain(RunSpec, error, what=what, hint=hint) from None
+
+    def _request(self, member: Member, project: str, *, live: bool) -> DeployRequest:
         package = pack(member)
         code, digest = self._ship(package, project)
         settings = member.settings

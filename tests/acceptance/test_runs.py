@@ -103,6 +103,74 @@ def test_a_run_is_made_again_with_a_change(corral: Installation, tmp_path: Path)
     assert "params" in wrong.stderr
 
 
+SCRIPT = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.parse_args()
+"""
+
+
+def test_changed_params_are_checked_as_the_first_were(corral: Installation, tmp_path: Path) -> None:
+    """HOUR3-03: `requeue --set` took any name and any value, whatever `params_from` says."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (old,) = submit(
+        corral,
+        tmp_path,
+        'argv = ["python3", "train.py", "--lr", "{params.lr}"]\ncode = "."\nparams_from = "train.py"\n'
+        'params.lr = 0.1\nresources.hosts = ["nobody"]\n',
+    )
+    corral.ok("cancel", old)
+
+    for change, said in (
+        ("params.lrr=0.2", "`params.lrr` is not an argument of train.py; did you mean `lr`?"),
+        ("params.lr=fast", "`params.lr` is 'fast'; --lr takes a number"),
+    ):
+        for more in ((), ("--dry-run",)):
+            done = corral("requeue", old, "--set", change, *more)
+            assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+    good = corral("requeue", old, "--set", "params.lr=1.0")
+    assert corral.json("show", good.stdout.strip())["spec"]["params"] == {"lr": 1}
+    assert corral.ok("requeue", old, "--set", "params.lr=0.3", "--dry-run")
+
+
+def test_a_group_is_made_again_with_a_change(corral: Installation, tmp_path: Path) -> None:
+    """HOUR3-13, HOUR3-03: a new name is told once where nothing says which there are."""
+    given = 'name = "pair"\nargv = ["true"]\nseeds = [1, 2]\nparams.rate = 1\n'
+    olds = submit(corral, tmp_path, given + 'resources.hosts = ["nobody"]\n')
+    corral.ok("cancel", "--group", "pair", "--yes")
+
+    done = corral("requeue", "--group", "pair", "--set", "params.rat=2", "--yes")
+
+    assert done.returncode == 0, done.stderr
+    said = "note: params.rat is new: the run has no param of that name; did you mean `rate`?"
+    assert done.stderr.count(said) == 1
+    news = [corral.json("show", one) for one in done.stdout.split() if one.startswith("r-")]
+    assert {one["seed"] for one in news} == {1, 2}
+    assert all(one["spec"]["params"] == {"rate": 1, "rat": 2} for one in news)
+    assert {one["group"] for one in news} == {"pair"}
+    assert not {one["id"] for one in news} & set(olds)
+    corral.ok("cancel", "--group", "pair", "--yes")
+
+
+def test_a_run_that_no_host_can_take_is_told_of_at_once(corral: Installation, tmp_path: Path) -> None:
+    """HOUR3-07: nothing said so until somebody asked why."""
+    (tmp_path / "run.toml").write_text('argv = ["true"]\nresources.hosts = ["nobody"]\n')
+    first = corral("submit", str(tmp_path / "run.toml"))
+    run = first.stdout.strip()
+    shown = corral.ok("show", run)
+    corral.ok("cancel", run)
+    again = corral("requeue", run)
+    detached = corral("run", "-d", "--no-code", "--set", 'resources.hosts=["nobody"]', "--", "true")
+
+    for done in (first, again, detached):
+        assert done.returncode == 0, done.stderr
+        id_ = done.stdout.strip()
+        assert f"note: no host of 1 can take it; see `corral why {id_}`" in done.stderr
+    assert "no host of 1 can take it: " in shown.split("waits", 1)[1].splitlines()[0]
+    corral.ok("cancel", again.stdout.strip(), detached.stdout.strip())
+
+
 def test_a_run_is_held_released_and_removed(corral: Installation, tmp_path: Path) -> None:
     (run,) = submit(corral, tmp_path, 'argv = ["true"]\nresources.hosts = ["nobody"]\n')
 

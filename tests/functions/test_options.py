@@ -34,7 +34,8 @@ def test_an_empty_list_of_requirements_is_the_host_s_python() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"gpus": 1}, "no option gpus; there are: batch"),
+        ({"gpus": 1}, "no option gpus; did you mean `gpu`"),
+        ({"quickly": 1}, "no option quickly; there are: batch"),
         ({"system": "ffmpeg"}, r'system takes a list, as \["ffmpeg"\]'),
         ({"labels": "big"}, "labels takes a list"),
         ({"timeout": []}, "timeout must be seconds"),

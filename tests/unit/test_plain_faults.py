@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,19 @@ def test_a_label_without_a_value_is_told_how_to_write_it(
         f"error: --label '{label}' is not KEY=VALUE",
         "hint: Write it as `--label team=vision`.",
     ]
+
+
+def test_no_command_ends_in_the_words_of_a_model_that_its_options_do_not_fit() -> None:
+    """HOUR3-04: `corral fn scale NAME --min 3 --max 2` did."""
+    script = (
+        "import corral.cli.main as cli\n"
+        "from corral.wire.endpoints import Scaling\n"
+        "cli.app = lambda **_: Scaling(min=3, max=2)\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: what was asked for is not valid: ")
+    assert done.stderr.splitlines()[-1].startswith("hint: Correct the options")
+    assert "pydantic" not in done.stderr

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from corral.cli.connect import own_project
+from corral.cli.display import render
+from corral.cli.functions.user_line import raised_by_corral, user_frames
 from corral.client.corral import Corral
 from corral.client.environments.lock_cache import LockCache
 from corral.domain.errors import CorralError, InvalidInput
@@ -36,12 +38,28 @@ def load_app(text: str) -> tuple[list[App], Member | None]:
         raise InvalidInput(str(error), hint=error.hint or "Name a Python file that makes an app.") from None
     except CorralError:
         raise
+    except KeyboardInterrupt:
+        render.note(
+            f"corral: interrupted while {text.partition('::')[0]} was imported; nothing was submitted"
+        )
+        raise
     except Exception as error:  # noqa: BLE001 - the user's module may raise anything
-        last = "".join(traceback.format_exception(error)[-3:]).rstrip()
-        raise InvalidInput(
-            f"{text.partition('::')[0]} cannot be imported: {type(error).__name__}: {error}\n{last}",
-            hint="Correct the file; it must import without an error.",
-        ) from None
+        raise _not_imported(text.partition("::")[0], error) from None
+
+
+def _not_imported(file: str, error: Exception) -> InvalidInput:
+    """Of what Corral refuses, the user's line; of what the file raises itself, its own frames."""
+    line = raised_by_corral(error)
+    if line is not None:
+        return InvalidInput(f"{line}: {error}", hint="Correct what is given there.")
+    where = traceback.format_list(user_frames(error))
+    if isinstance(error, SyntaxError):
+        where += traceback.format_exception_only(error)[:-1]
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return InvalidInput(
+        f"{file} cannot be imported: {type(error).__name__}: {message}\n{''.join(where)}".rstrip(),
+        hint="Correct the file; it must import without an error.",
+    )
 
 
 def members_of(file: str) -> list[Member]:

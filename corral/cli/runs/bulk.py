@@ -70,7 +70,8 @@ def selection(
 
 def by_ids(corral: Corral, runs: Sequence[str] | None) -> RunSelection:
     """Those that were named, for a dry run; NotFound if there is no such run."""
-    return RunSelection(ids=[corral.runs.resolve(one) for one in named(runs)])
+    ids = [corral.runs.resolve(one) for one in named(runs)]
+    return validated(RunSelection, {"ids": ids}, what="the list of runs")
 
 
 def of_one_group(corral: Corral, which: RunSelection | None) -> RunSelection | None:

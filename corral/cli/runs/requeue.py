@@ -13,14 +13,12 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, FollowIt
 from corral.cli.runs import bulk
+from corral.cli.runs.changed_runs import ChangedRuns, ChangedSelection
 from corral.cli.runs.follow import follow
-from corral.cli.runs.submit import run_preparer
-from corral.client.corral import Corral
-from corral.client.submit.run_file import edited
+from corral.cli.runs.submit import tell_if_stuck
 from corral.domain.errors import InvalidInput
 from corral.domain.runs.states import RunState
 from corral.wire.runs import SubmitAnswer
-from corral.wire.spec.run_file import RunSpec
 
 
 def requeue(
@@ -60,24 +58,25 @@ def requeue(
     asked = bulk.selection(run, states=states, everything=everything, **filters)
     changes = [*(override or []), *([] if priority is None else [f"priority={priority}"])]
     with connect() as corral:
-        if dry and asked is None and (changes or code):
-            _try_changes(corral, bulk.named(run), changes, code)
+        changed = ChangedRuns(corral, changes, code)
+        if dry and asked is None and changed:
+            _try_changes(changed, bulk.named(run))
             return
         which = bulk.by_ids(corral, run) if dry and asked is None else bulk.of_one_group(corral, asked)
         if which is not None:
-            if changes or code or (follow_it and not dry):
-                raise InvalidInput("--set, --code, --priority and --follow are for a single run")
-            act, done = partial(corral.runs.requeue_all, which), "queued again"
-            bulk.act_on_all(act, verb="queue again", done=done, yes=yes, dry=dry, as_json=as_json)
+            if follow_it and not dry:
+                raise InvalidInput("--follow is for a single run")
+            act = ChangedSelection(changed, which).act if changed else partial(corral.runs.requeue_all, which)
+            bulk.act_on_all(act, verb="queue again", done="queued again", yes=yes, dry=dry, as_json=as_json)
             return
-        if with_children and (changes or code):
+        if with_children and changed:
             raise InvalidInput(
                 "--with-children makes the same runs again; --set, --code and --priority a new one"
             )
         given = bulk.named(run)
         if follow_it and len(given) > 1:
             raise InvalidInput("--follow follows one run", hint="Name one run.")
-        again = partial(_requeue_one, corral, changes=changes, code=code, with_children=with_children)
+        again = partial(_requeue_one, changed, with_children=with_children)
         answers = bulk.act_on_each(given, again, "queue again")
         if as_json:
             render.show_json(_as_one(answers))
@@ -85,14 +84,15 @@ def requeue(
             render.say("\n".join(run_id for answer in answers for run_id in answer.ids))
         if follow_it:
             raise typer.Exit(follow(corral, answers[0].ids[0]))
+        tell_if_stuck(corral, answers[0].ids[0])
 
 
-def _try_changes(corral: Corral, runs: Sequence[str], changes: list[str], code: Path | None) -> None:
+def _try_changes(changed: ChangedRuns, runs: Sequence[str]) -> None:
     """Have the server check the changed runs; nothing is stored or sent."""
-    words = [*changes, *([] if code is None else [f"the code of {code}"])]
+    words = [*changed.changes, *([] if changed.code is None else [f"the code of {changed.code}"])]
     for one in runs:
-        before = corral.runs.get(one)
-        corral.runs.try_out([edited(before.spec, changes) or before.spec])
+        before = changed.corral.runs.get(one)
+        changed.corral.runs.try_out([changed.checked(before)])
         render.say(f"{before.id} would be queued again with {', '.join(words)}")
 
 
@@ -102,20 +102,9 @@ def _as_one(answers: list[SubmitAnswer]) -> SubmitAnswer:
     )
 
 
-def _requeue_one(
-    corral: Corral, run: str, *, changes: list[str], code: Path | None, with_children: bool
-) -> SubmitAnswer:
+def _requeue_one(changed: ChangedRuns, run: str, *, with_children: bool) -> SubmitAnswer:
     # Changes that leave the spec as it was make no new run of it.
-    before = corral.runs.get(run).spec if changes or code else None
-    spec = edited(before, changes) if before and changes else None
-    if before is not None and code is not None:
-        spec = _with_code(corral, spec or before, code)
-    if spec is None or spec == before:
-        return corral.runs.requeue(run, with_children=with_children)
-    return corral.runs.submit([spec])
-
-
-def _with_code(corral: Corral, spec: RunSpec, folder: Path) -> RunSpec:
-    with run_preparer(corral, Path.cwd()) as preparer:
-        artifact_id, digest = preparer.ship_code(spec.project, folder)
-    return spec.model_copy(update={"code": artifact_id, "code_digest": digest})
+    spec = changed.made(changed.corral.runs.get(run)) if changed else None
+    if spec is None:
+        return changed.corral.runs.requeue(run, with_children=with_children)
+    return changed.corral.runs.submit([spec])

@@ -14,7 +14,7 @@ from corral.cli.display import render
 from corral.cli.options import Quiet
 from corral.cli.runs.follow import follow
 from corral.cli.runs.follow_group import follow_group
-from corral.cli.runs.submit import submit_now
+from corral.cli.runs.submit import submit_now, tell_if_stuck
 from corral.client.files.ignore import Ignore
 from corral.client.files.walk import TreeLimits, TreeTooLarge, walk
 from corral.client.submit.local_files import local_words
@@ -77,6 +77,8 @@ def run(
         answer = submit_now(corral, run_file, Path.cwd())
         if detach:
             render.say("\n".join(answer.ids))
+            if not quiet:
+                tell_if_stuck(corral, answer.ids[0])
             return
         if answer.group_id:
             raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids), quiet=quiet))

@@ -11,9 +11,13 @@ from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, tra
 from corral.cli.groups import SweepQuestion, show_group
 from corral.cli.hosts.load import GPU_COLUMNS, gpu_cells
 from corral.cli.options import AsJson, RunId
+from corral.cli.runs.why import sentence
 from corral.durations import format_duration
 from corral.wire.runs import AttemptView, ParentView, RunDetail
 from corral.wire.spec.run_file import RunSpec
+
+# States in which no host has the run yet.
+_PLACELESS = ("queued", "placing")
 
 
 def show(run: RunId, as_json: AsJson = False) -> None:
@@ -23,15 +27,16 @@ def show(run: RunId, as_json: AsJson = False) -> None:
             show_group(corral, run, SweepQuestion(), as_json=as_json)
             return
         found = corral.runs.get(run)
+        waits_for = sentence(corral.runs.why(found.id)) if found.state in _PLACELESS and not as_json else None
     if as_json:
         render.show_json(found)
     else:
-        _show_run(found)
+        _show_run(found, waits_for)
         _show_attempts(found.attempts)
         _show_gpus(found.attempts)
 
 
-def _show_run(run: RunDetail) -> None:
+def _show_run(run: RunDetail, waits_for: str | None) -> None:
     built = run.spec.environment
     render.show_pairs(
         ("run", run.id),
@@ -39,6 +44,7 @@ def _show_run(run: RunDetail) -> None:
         ("project", run.project),
         ("state", render.state(run.state)),
         ("held", run.hold_reason),
+        ("waits", waits_for and waits_for.removeprefix(f"{run.state}: ")),
         ("reason", told(run.reason)),
         ("detail", run.detail),
         ("hint", hint(run)),

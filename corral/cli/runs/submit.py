@@ -15,7 +15,7 @@ from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, FollowIt, Quiet, RunFilePath
 from corral.cli.runs.follow import follow
 from corral.cli.runs.follow_group import follow_group, watch_group
-from corral.cli.runs.why import show_placements
+from corral.cli.runs.why import REASONS_BELOW, show_placements
 from corral.client.corral import Corral
 from corral.client.submit.prepare import PreparedRuns, RunPreparer
 from corral.client.submit.run_file import load
@@ -59,6 +59,8 @@ def submit(
             render.show_json(answer)
         elif not follow_it:
             render.say("\n".join(answer.ids))
+        if not follow_it and not quiet:
+            tell_if_stuck(corral, answer.ids[0])
         if follow_it and answer.group_id and len(answer.ids) > 1:
             raise typer.Exit(_follow_group(corral, answer.group_id, len(answer.ids), as_json, quiet))
         if follow_it:
@@ -90,17 +92,15 @@ def prepare(corral: Corral, run_file: RunFile, base_dir: Path) -> PreparedRuns:
 
 def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswer:
     prepared = prepare(corral, run_file, base_dir)
-    answer = corral.runs.submit(prepared.specs, group=prepared.group, max_running=prepared.max_running)
-    if run_file.train is not None:
-        tell_if_stuck(corral, answer.ids[0])
-    return answer
+    return corral.runs.submit(prepared.specs, group=prepared.group, max_running=prepared.max_running)
 
 
 def tell_if_stuck(corral: Corral, run_id: str) -> None:
-    """Say so if no host can take the run: a training run asks for much."""
+    """Say so if no host can take the run now. Whoever follows it is told so while it waits."""
     found = corral.runs.why(run_id)
     if found.state == "queued" and not any(host.eligible for host in found.hosts):
-        render.note(f"note: {found.summary.removeprefix('queued: ')}: `corral why {run_id}`")
+        words = found.summary.removeprefix("queued: ").removesuffix(REASONS_BELOW)
+        render.note(f"note: {words}; see `corral why {run_id}`")
 
 
 def _dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool) -> None:

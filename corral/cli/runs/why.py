@@ -10,7 +10,7 @@ from corral.cli.options import AsJson, RunId
 from corral.wire.runs import Placement, WhyAnswer
 
 # How the server's summary ends where a table of reasons follows.
-_BELOW = "; the reasons are below"
+REASONS_BELOW = "; the reasons are below"
 _KINDS_TOLD = 3
 _HOSTS_TOLD = 3
 
@@ -30,7 +30,7 @@ def why(run: RunId, as_json: AsJson = False) -> None:
 
 def sentence(answer: WhyAnswer) -> str:
     """What the run waits for, in one line; where no host can take it, with what a few of them lack."""
-    head, is_stuck, _ = answer.summary.partition(_BELOW)
+    head, is_stuck, _ = answer.summary.partition(REASONS_BELOW)
     if not is_stuck:
         return head
     lacking: dict[str, list[str]] = {}

@@ -55,27 +55,32 @@ class ParamChecks:
         self.notes += _unused(run_file)
 
     def checked(self, variants: Sequence[Params]) -> list[dict[str, Scalar]]:
-        """The parameters of each run, numbers in one form. InvalidInput names all that is wrong, once."""
-        found: dict[FieldError, None] = {}
-        for params in variants if self._against else ():
-            for against in self._against:
-                found.update(dict.fromkeys(against.problems(params)))
-            if len(found) >= 100:
-                break
-        if found:
-            lines = "; ".join(f"`{f.path}` {f.message}" for f in list(found)[:20])
-            raise InvalidInput(
-                f"the parameters are not valid: {lines}",
-                hint="Nothing was queued. Correct the parameters that are named.",
-                fields=list(found),
-            )
-        return [{name: self._form(name, value) for name, value in params.items()} for params in variants]
+        return checked_params(self._against, variants)
 
-    def _form(self, name: str, value: Scalar) -> Scalar:
-        whole = isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT
-        if whole and any(against.is_number(name) for against in self._against):
-            return int(value)
-        return value
+
+def checked_params(checkers: Sequence[ParamChecker], variants: Sequence[Params]) -> list[dict[str, Scalar]]:
+    """The parameters of each run, numbers in one form. InvalidInput names all that is wrong, once."""
+    found: dict[FieldError, None] = {}
+    for params in variants if checkers else ():
+        for against in checkers:
+            found.update(dict.fromkeys(against.problems(params)))
+        if len(found) >= 100:
+            break
+    if found:
+        lines = "; ".join(f"`{f.path}` {f.message}" for f in list(found)[:20])
+        raise InvalidInput(
+            f"the parameters are not valid: {lines}",
+            hint="Nothing was queued. Correct the parameters that are named.",
+            fields=list(found),
+        )
+    return [{name: _form(checkers, name, value) for name, value in params.items()} for params in variants]
+
+
+def _form(checkers: Sequence[ParamChecker], name: str, value: Scalar) -> Scalar:
+    whole = isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT
+    if whole and any(against.is_number(name) for against in checkers):
+        return int(value)
+    return value
 
 
 def _parser(path: Path, environ: Mapping[str, str]) -> ScriptParser:
@@ -110,8 +115,15 @@ class SchemaChecker:
     def load(cls, path: Path) -> SchemaChecker:
         shown = printable(str(path))
         try:
-            schema = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, RecursionError) as error:
+            return cls.parse(path.read_text(encoding="utf-8-sig"), shown)
+        except (OSError, UnicodeDecodeError) as error:
+            raise _wrong_schema(f"{shown} cannot be read: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str, shown: str) -> SchemaChecker:
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise _wrong_schema(f"{shown} cannot be read: {error}") from None
         if not isinstance(schema, dict):
             raise _wrong_schema(f"{shown} is not a JSON Schema: it is no object")

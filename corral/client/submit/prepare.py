@@ -97,6 +97,8 @@ class _SpecParts:
     given: ServerInputs = field(default_factory=ServerInputs)
     input_digests: Mapping[str, str] = field(default_factory=dict)
     code_digest: str | None = None
+    # The files in the code that the params are checked against: a later change is checked too.
+    param_files: Mapping[str, str] = field(default_factory=dict)
 
 
 class _ReadFiles(NamedTuple):
@@ -178,10 +180,24 @@ class RunPreparer:
             given=named,
             input_digests={**digests, **{name: source.tree.digest for name, source in local.items()}},
             code_digest=code.tree.digest if code else None,
+            param_files=self._param_files(run_file, code),
         )
         sources: dict[Key, LocalFiles] = {("code", code.tree.digest): code} if code else {}
         sources |= {("input", source.tree.digest): source for source in local.values()}
         return replace(self._prepared(run_file, parts), sources=sources)
+
+    def _param_files(self, run_file: RunFile, code: LocalFiles | None) -> dict[str, str]:
+        """Where in the code they are, of those that travel with it."""
+        if code is None:
+            return {}
+        found: dict[str, str] = {}
+        shipped, root = {file.path for file in code.tree.files}, code.root.resolve()
+        for key in ("params_from", "params_schema"):
+            given = getattr(run_file, key)
+            path = root if given is None else path_from(self.base_dir, given).resolve()
+            if path.is_relative_to(root) and (inside := path.relative_to(root).as_posix()) in shipped:
+                found[key] = inside
+        return found
 
     def _params(self, run_file: RunFile) -> tuple[list[dict[str, Scalar]], tuple[str, ...]]:
         """The params of every run, checked, and what people should know of them."""
@@ -315,6 +331,7 @@ class RunPreparer:
             "input_paths": dict(resolved.given.parts),
             "origins": {key: [identity] for key, identity in resolved.given.origins.items()},
             "code_digest": resolved.code_digest,
+            **resolved.param_files,
             "after": list(resolved.given.after),
         }
         trained: dict[str, dict[str, Any]] = {}

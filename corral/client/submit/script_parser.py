@@ -63,7 +63,7 @@ def read(script: Path, environ: Mapping[str, str], *, limit_s: float = LIMIT_S) 
     said = _ask(script, environ, limit_s)
     if "error" not in said:
         return _parser(said, shown)
-    found = _from_text(text, shown)
+    found = from_text(text, shown)
     if found is None:
         raise InvalidInput(
             f"no argparse parser was found in {printable(str(script))}: {said['error']}",
@@ -122,7 +122,8 @@ def _parser(said: Mapping[str, Any], script: str) -> ScriptParser:
     return ScriptParser(script, arguments, commands, bool(said.get("partial")))
 
 
-def _from_text(text: str, script: str) -> ScriptParser | None:
+def from_text(text: str, script: str) -> ScriptParser | None:
+    """What can be read without running it; None if no parser is found."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):

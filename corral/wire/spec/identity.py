@@ -27,7 +27,7 @@ POLICY = (
     *("wall_limit", "stall_limit", "grace"),
 )
 # Where it is kept and what it is called; `code` and `inputs` are known by their digests.
-PLACE = ("project", "name", "code", "input_digests", "origins")
+PLACE = ("project", "name", "code", "input_digests", "origins", "params_from", "params_schema")
 
 # In words of their own below.
 _TOLD = ("environment", "inputs", "after", "secrets")

@@ -424,6 +424,12 @@ class _ResolvedRun(_RunFields):
         max_length=2048,
         description="Identities of runs: those that make `inputs.NAME`, or that `after` names.",
     )
+    params_from: PartText | None = Field(
+        None, description="The script in the code whose parser the params were checked against."
+    )
+    params_schema: PartText | None = Field(
+        None, description="The JSON Schema in the code that the params were checked against."
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
 
     @model_validator(mode="after")
