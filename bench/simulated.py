@@ -26,10 +26,11 @@ from corral.core.leases.fence import expire
 from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
-from corral.core.queue.claim import Claim, ClaimTerms, Grant
+from corral.core.queue.board import Board
+from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares, add_usage
+from corral.core.queue.grants import Grant
 from corral.core.queue.lanes import Lanes
 from corral.core.queue.long_polls import LongPoll, LongPolls
 from corral.core.queue.preemption import Preemptor

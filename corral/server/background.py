@@ -10,6 +10,7 @@ from functools import partial
 from corral.core.hosts.samples import keep
 from corral.core.leases.expire import Sweeper
 from corral.core.queue.fair_share import add_usage
+from corral.core.queue.grow import growing
 from corral.core.queue.preemption import Preemptor
 from corral.core.schedules.fire import count_anew, fire
 from corral.core.storage.gc import GarbageCollector
@@ -78,6 +79,7 @@ class Loops:
 
         def unit(tx: Tx) -> tuple[list[tuple[Lane, ReadyRun]], list[CallPool], list[LeaseId]]:
             self._svc.board.shares.load(tx, self._svc.clock.now())
+            self._svc.board.growth.reconcile(growing(tx))
             ended = [one for one in self._svc.dispatch.leases() if not _is_live(tx, one)]
             return tx.runs.heads(), tx.calls.pools(), ended
 
@@ -88,7 +90,8 @@ class Loops:
         self._svc.board.lanes.check(heads)
         # Whoever has first refusal is asked anew: some may be away by now, and others back.
         self._svc.board.roster.changed()
-        self._svc.long_polls.ready_all({lane.shape for lane, _ in heads if self._svc.board.may_start(lane)})
+        waiting = {lane.shape for lane, _ in heads if self._svc.board.may_start(lane)}
+        self._svc.long_polls.ready_all(waiting | self._svc.board.growth.shapes())
 
     async def preempt(self) -> None:
         """Ask runs that allow it to make room for those of higher priority that fit nowhere."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
@@ -62,6 +62,7 @@ class LongPolls:
         # A poll that left leaves an empty place until the line is closed up.
         self._line: list[LongPoll | None] = []
         self._count = 0
+        self._of_host: dict[HostId, set[LongPoll]] = {}
         self._passed: dict[Digest, int] = {}
         self._missed = 0
 
@@ -95,7 +96,10 @@ class LongPolls:
 
     def saw(self, waiter: LongPoll, host: Host | None, free: HostCapacity | None) -> None:
         """The poll has looked at the queue: remember what its host has left."""
+        self._forget_host(waiter)
         waiter.host, waiter.free = host, free
+        if host is not None:
+            self._of_host.setdefault(host.id, set()).add(waiter)
         if waiter.place is not None:
             self.leave(waiter)
             self._to_the_end(waiter)
@@ -121,10 +125,22 @@ class LongPolls:
 
     def changed(self, host_id: HostId) -> None:
         """What the host may take has changed: its polls look again."""
-        for waiter in self._waiting():
-            if waiter.host is not None and waiter.host.id == host_id:
+        for waiter in [*self._of_host.get(host_id, ())]:
+            if waiter.place is not None:
                 self.leave(waiter)
                 waiter.woken.set()
+
+    def ended(self, waiter: LongPoll) -> None:
+        """The poll is answered."""
+        self.leave(waiter)
+        self._forget_host(waiter)
+
+    def _forget_host(self, waiter: LongPoll) -> None:
+        polls = None if waiter.host is None else self._of_host.get(waiter.host.id)
+        if waiter.host is not None and polls is not None:
+            polls.discard(waiter)
+            if not polls:
+                del self._of_host[waiter.host.id]
 
     def _waiting(self) -> list[LongPoll]:
         return [waiter for waiter in self._line if waiter is not None]
@@ -208,7 +224,7 @@ class ClaimDesk:
                 if self.wakeups.closing or await gone():
                     return ClaimResult((), tuple(released))
         finally:
-            self.polls.leave(poll)
+            self.polls.ended(poll)
             self._pass_on(poll)
 
     async def _wait(self, poll: LongPoll, deadline: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.eligibility import policy_refusals
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.runs.stop import ask_to_yield

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.eligibility import (
     Kind,
     Shapes,

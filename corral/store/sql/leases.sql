@@ -41,8 +41,23 @@ SELECT l.host_id, l.id, l.request_id, l.gpus, l.gpu_bytes, COALESCE(s.requiremen
 FROM leases l LEFT JOIN runs r ON r.id = l.run_id LEFT JOIN shapes s ON s.shape = r.shape
 WHERE l.state = 'live' ORDER BY l.host_id, l.id;
 
+-- When the wall limit of its run ends each lease that has one.
+-- name: lease_ends
+SELECT l.id, l.granted_at + r.wall_limit_s - r.ran_s
+FROM leases AS l JOIN runs AS r ON r.id = l.run_id
+WHERE l.state = 'live' AND r.wall_limit_s IS NOT NULL;
+
 -- name: lease_live_of_run
 SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;
+
+-- The leases that the ranks of an attempt have, or had last.
+-- name: lease_of_attempt
+SELECT <l.lease> FROM ranks AS k JOIN leases AS l ON l.id = k.lease_id
+WHERE k.run_id = :run_id AND k.attempt = :attempt ORDER BY k.rank;
+
+-- A host takes up what was assigned to it.
+-- name: lease_take_up
+UPDATE leases SET request_id = :request_id, boot_id = :boot_id WHERE id = :id;
 
 -- name: lease_expired
 SELECT id FROM leases WHERE state = 'live' AND expires_at <= :now ORDER BY expires_at, id LIMIT :limit;
