@@ -136,8 +136,11 @@ def test_one_cancel_ends_all(cluster: LocalCluster, corral: Corral) -> None:
     run = wait_final(corral, run_id)
     assert run.state == "cancelled"
     assert [rank.state for rank in run.attempts[-1].ranks] == ["ended"] * 6
-    left = lambda: [p for w in cluster.workers for p in marked(w.data_dir, CORRAL_RUN_ID=run_id)]  # noqa: E731
-    eventually(lambda: not left(), "all processes to be gone")
+
+    def gone() -> bool:
+        return not any(marked(worker.data_dir, CORRAL_RUN_ID=run_id) for worker in cluster.workers)
+
+    eventually(gone, "all its processes to be gone")
 
 
 def test_a_gang_that_does_not_fit_holds_nothing_and_starts_when_it_does(corral: Corral) -> None:

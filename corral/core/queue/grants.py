@@ -150,6 +150,8 @@ class Granting:
             last_host=first.host_id,
             reason=None,
             detail=None,
+            # What rank 0 left of an attempt that another rank ended is no result.
+            artifact_id=None,
         )
 
 

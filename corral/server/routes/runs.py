@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Response
 
 from corral.core import secrets
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
+from corral.core.queue.why_gang import gang_notes, gang_summary
 from corral.core.runs.cancel import cancel, check_cancel
 from corral.core.runs.group_results import stored_settings
 from corral.core.runs.groups import with_one_group
@@ -290,12 +291,16 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
         group = group_is_full(tx, found)
+        told = summary(found, hosts, now=now, held_back=held_back, group=group)
+        if held_back is None:
+            told = gang_summary(tx, svc.board, found, hosts) or told
+        notes = queue_notes(tx, svc.board, found, now=now, policy=svc.policy)
         answer = wire.WhyAnswer(
             run_id=found.id,
             state=found.state,
-            summary=summary(found, hosts, now=now, held_back=held_back, group=group),
+            summary=told,
             hosts=[placement(s) for s in hosts],
-            queue=queue_notes(tx, svc.board, found, now=now, policy=svc.policy),
+            queue=[*notes, *gang_notes(tx, svc.board, found, now=now, policy=svc.policy)],
         )
         # Rendered here and not in the event loop: with a thousand hosts it is long.
         return answer.model_dump_json()
