@@ -84,7 +84,6 @@ class Settings(BaseModel):
         None,
         pattern=r"^[0-9A-Za-z.:%_-]+$",
         max_length=255,
-        description="Where ranks elsewhere reach those here; its address towards the server if unset.",
     )
     gpu_check: Literal["on", "off"] = Field(
         "on", description="`off`: GPUs count though CUDA was not tried on them."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -175,3 +176,57 @@ def test_an_elastic_run_loses_only_the_rank(cluster: LocalCluster, corral: Corra
     assert (run.state, len(run.attempts)) == ("running", 1)
     corral.runs.cancel(run_id)
     assert wait_final(corral, run_id).state == "cancelled"
+
+
+TRAIN = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.linspace(0, 1, 8).reshape(-1, 1)[dist.get_rank() :: dist.get_world_size()]
+losses = []
+for _ in range(50):
+    loss = ((model(x) - (2 * x + 1)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(float(loss))
+print("falls" if losses[-1] < losses[0] / 5 else losses, dist.get_rank(), dist.get_world_size())
+with open(os.path.join(os.environ["CORRAL_OUTPUT_DIR"], "weight"), "w") as out:
+    out.write(f"{float(model.module.weight):.6f} {float(model.module.bias):.6f}")
+dist.destroy_process_group()
+"""
+
+
+def all_but_one_slot_of_each_host(corral: Corral) -> list[str]:
+    """Runs that fill both hosts but for one slot each."""
+    runs = [submitted(corral, python(FOREVER, grace=0.5)) for _ in range(8)]
+    for run_id in runs:
+        wait_lines(corral, run_id, "here", 1)
+    gone = list({corral.runs.get(run_id).host: run_id for run_id in runs}.values())
+    for run_id in gone:
+        corral.runs.cancel(run_id)
+        wait_final(corral, run_id)
+    return [run_id for run_id in runs if run_id not in gone]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_plain_script_of_torch_distributed_trains(
+    corral: Corral, request: pytest.FixtureRequest, hosts: int
+) -> None:
+    """Unchanged, on one host and over two: both ranks end with the same weights."""
+    pytest.importorskip("torch")
+    fillers = [] if hosts == 1 else all_but_one_slot_of_each_host(corral)
+    request.addfinalizer(lambda: [corral.runs.cancel(one) for one in fillers])
+    spec = gang("pass", 2).model_copy(update={"argv": [sys.executable, "-c", TRAIN]})
+    run = wait_final(corral, submitted(corral, spec), within_s=120)
+    assert run.state == "succeeded", (run.reason, run.detail)
+    assert len(where(run)) == hosts
+    said = [line.text for rank in range(2) for line in corral.runs.iter_logs(run.id, rank=rank)]
+    assert [text for text in said if text.startswith("falls")] == ["falls 0 2", "falls 1 2"]
+    outputs = [a for a in corral.runs.artifacts(run.id).items if a.kind == "output"]
+    assert len({a.digest for a in outputs}) == 1

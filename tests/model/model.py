@@ -533,6 +533,8 @@ class Model:
                 if self._rank_stopped(lease, body["ran_s"]):
                     self.settle(run, "fail")
             else:
+                if body["reason"] == "host_fault":
+                    lease.host.gave_back[run.id] = now
                 self._fence(lease, body["ran_s"])
                 self.retry_or_fail(run, body["reason"], now)
                 if body["reason"] in LIKE_THE_HOST and body["ran_s"] <= QUICK_S:
@@ -581,7 +583,7 @@ class Model:
     def new_boot(self, host: Host, holding: set[str], now: float) -> list[str]:
         gone = [x for x in self.live(host=host) if x.boot_id != host.boot_id and x.id not in holding]
         released = []
-        for lease in gone:
+        for lease in sorted(gone, key=lambda x: (x.granted_at, x.rank)):
             # Another rank of the same gang may have taken it along.
             if lease.state == "live":
                 self.take_away(lease, "released", now)

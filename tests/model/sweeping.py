@@ -39,7 +39,7 @@ def effects(model: Model, wall: float, mono: float) -> Iterator[Effect]:
     """In the order in which they are due. Each looks at what those before it left."""
     seen_s = model.window.seen_s(mono)
     if seen_s >= LEASE_S:
-        for lease in sorted(model.live(), key=lambda x: (x.expires_at, x.id)):
+        for lease in sorted(model.live(), key=lambda x: (x.expires_at, x.rank, x.id)):
             if lease.state == "live" and lease.expires_at <= wall:
                 yield Effect(lease.run, lambda lease=lease: _expire(model, lease, wall))  # type: ignore[misc]
         yield from _stops(model, wall)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from corral.cli.display.render import note
 from corral.cli.display.run_output import RankOutput
-from corral.cli.runs.follow import DETACHED, POLL_S, exit_code, summary
+from corral.cli.runs.follow import DETACHED, POLL_S, exit_code, follow, summary
 from corral.cli.runs.waiting import WAITING, WaitingWords
 from corral.client.corral import Corral
 from corral.domain.errors import CorralError, InvalidInput
@@ -66,6 +66,13 @@ class RankStreams:
                         self.last = item
         except CorralError as error:
             self.error = error
+
+
+def follow_run(corral: Corral, run_id: str, ranks: int, *, quiet: bool = False) -> int:
+    """Until the run is final; gives its exit code. Of many ranks the first is shown."""
+    if 1 < ranks <= MOST_STREAMS:
+        return follow_ranks(corral, run_id, ranks, quiet=quiet)
+    return follow(corral, run_id, quiet=quiet)
 
 
 def follow_ranks(

@@ -12,9 +12,8 @@ import typer
 from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.options import Quiet
-from corral.cli.runs.follow import follow
 from corral.cli.runs.follow_group import follow_group
-from corral.cli.runs.follow_ranks import MOST_STREAMS, follow_ranks
+from corral.cli.runs.follow_ranks import follow_run
 from corral.cli.runs.submit import submit_now
 from corral.client.files.ignore import Ignore
 from corral.client.files.walk import TreeLimits, TreeTooLarge, walk
@@ -85,9 +84,7 @@ def run(
             return
         if answer.group_id:
             raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids), quiet=quiet))
-        if 1 < run_file.replicas.max <= MOST_STREAMS:
-            raise typer.Exit(follow_ranks(corral, answer.ids[0], run_file.replicas.max, quiet=quiet))
-        raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
+        raise typer.Exit(follow_run(corral, answer.ids[0], run_file.replicas.max, quiet=quiet))
 
 
 def _replicas(text: str) -> int | dict[str, int]:

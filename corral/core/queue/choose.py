@@ -75,6 +75,8 @@ class Chooser:
     _tries: int = 0
     # How many leases the host's worker still asks for.
     _left: int = 1
+    # The hosts that seem to have room; looked up for the first gang.
+    _rooms: list[Room] | None = None
     # When the run that the host is reserved for could begin; worked out again when the host is given more.
     _begins: tuple[float | None] | None = None
 
@@ -133,12 +135,12 @@ class Chooser:
                 self._look_behind(candidate, need, run)
             elif (most := self._limits.within_quota(run, need, self._best(run, need))) is None:
                 self._passed.add(candidate.lane)
-            elif not self._is_behind(candidate) or self._ends_in_time(run):
+            elif need.is_gang or not self._is_behind(candidate) or self._ends_in_time(run):
                 full = self._limits.group_is_full(run)
                 if full:
                     wait_for_place(self.tx, run, actor="corral", now=self.now)
                     continue
-                seats = [] if full is None else self._seats(candidate.lane, run, need, most)
+                seats = [] if full is None else self._seats(candidate, run, need, most)
                 if seats:
                     return Choice(run, spec, seats, bytes_held(need) if seats[0].gpus else None)
                 if need.is_gang:
@@ -150,16 +152,18 @@ class Chooser:
     def _best(self, run: Run, need: Requirements) -> int:
         return run.world_size if need.is_gang else self.free.best(need)
 
-    def _seats(self, lane: Lane, run: Run, need: Requirements, most: int) -> list[Seat]:
+    def _seats(self, candidate: Candidate, run: Run, need: Requirements, most: int) -> list[Seat]:
         """`most` is how many GPUs it may be given; of a gang, how many ranks."""
         if not need.is_gang:
             return [Seat(self.host, self.free.take(need, most))]
-        return self._cohort.seats(lane, run, need, most)
+        return self._cohort(candidate).seats(candidate.lane, run, need, most)
 
-    @property
-    def _cohort(self) -> Cohort:
-        own = Room(self.host, self.free, self._left, self.now)
-        return Cohort(self.board, self.policy, self.tx, own, self.now)
+    def _cohort(self, candidate: Candidate) -> Cohort:
+        """A host that is kept for another run gives the gang no seat; others may."""
+        if self._rooms is None:
+            self._rooms = self.board.rooms.all(self.now, self.policy.away_s)
+        own = Room(self.host, self.free, 0 if self._is_behind(candidate) else self._left, self.now)
+        return Cohort(self.board, self.policy, self.tx, own, self._rooms, self.now)
 
     def granted(self, lease: Lease, need: Requirements) -> None:
         self.board.reservations.done(lease.run_id)
@@ -266,9 +270,6 @@ class Chooser:
             return False
         if self._another_may_refuse_first(candidate, need):
             return False
-        return self._may_be_tried(candidate)
-
-    def _may_be_tried(self, candidate: Candidate) -> bool:
         if self._is_behind(candidate):
             self._tries += 1
             return self._tries <= BACKFILL_TRIES
@@ -276,8 +277,10 @@ class Chooser:
 
     def _gang_may(self, candidate: Candidate, need: Requirements) -> bool:
         """A gang's turn has come at this host. It starts if there is room for it over all hosts."""
-        if self._cohort.fits(candidate.lane, candidate.ready.id, need):
-            return self._may_be_tried(candidate)
+        if self._cohort(candidate).fits(candidate.lane, candidate.ready.id, need):
+            return True
+        # Within this claim there will be no more room.
+        self._passed.add(candidate.lane)
         kept = self._reservation
         if kept is not None and kept.run_id == candidate.ready.id:
             self._behind = True

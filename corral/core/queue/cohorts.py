@@ -37,11 +37,15 @@ class Cohort:
     policy: ServerPolicy
     tx: Tx
     own: Room
+    # Those of all hosts, the smallest first.
+    rooms: Sequence[Room]
     now: float
 
     def fits(self, lane: Lane, run_id: RunId, need: Requirements) -> bool:
         """Whether there seems to be room for all that must start together."""
         left = need.ranks
+        if left > self.own.most + sum(min(room.most, room.free.slots) for room in self.rooms):
+            return False
         for room in reversed(self._rooms(lane, run_id, need)):
             left -= room.places(need, left)
             if left <= 0:
@@ -61,10 +65,10 @@ class Cohort:
         """This host's and those of others that may take the run, the smallest first."""
         others = [
             room
-            for room in self.board.rooms.all(self.now, self.policy.away_s)
+            for room in self.rooms
             if room.host.id != self.own.host.id and self._may_take(room.host, lane, run_id)
         ]
-        own = [self.own] if self.own.free.fits(need) else []
+        own = [self.own] if self.own.most > 0 and self.own.free.fits(need) else []
         return sorted([*others, *own], key=lambda room: room.free.slots)
 
     def _may_take(self, host: Host, lane: Lane, run_id: RunId) -> bool:
@@ -81,7 +85,10 @@ class Cohort:
         """The smallest room that holds all; or the largest first, so that ranks are on few hosts."""
         large = [room for room in rooms if room.free.slots >= most][:_CONSIDERED]
         alone = next((room for room in large if room.places(need, most) == most), None)
-        return [*([] if alone is None else [alone]), *reversed(rooms)]
+        if alone is not None:
+            return [alone, *reversed(rooms)]
+        largest = sorted(rooms[-_CONSIDERED:], key=lambda room: -room.places(need, most))
+        return [*largest, *reversed(rooms[:-_CONSIDERED])]
 
     def _take(self, room: Room, run: Run, need: Requirements, most: int) -> Iterator[Seat]:
         host, free = room.host, room.free

@@ -118,9 +118,13 @@ class LongPolls:
             self.ready(shape)
 
     def pass_on(self, waiter: LongPoll) -> None:
-        """The waiter could not take what it was woken for: ask the next one."""
-        if waiter.baton is not None:
-            baton, waiter.baton = waiter.baton, None
+        """The waiter could not take what it was woken for: ask the next one.
+
+        Not for a gang: whoever looks for it looks at all hosts, and the next would find the same.
+        """
+        baton, waiter.baton = waiter.baton, None
+        need = None if baton is None else self._shapes.known(baton.shape)
+        if baton is not None and (need is None or not need.is_gang):
             self._hand(baton)
 
     def changed(self, host_id: HostId) -> None:

@@ -22,7 +22,7 @@ def too_many_ranks(tx: Tx, run: Run, need: Requirements, *, prefix: str = "") ->
     if not need.is_gang:
         return None
     hosts = [host for host in tx.hosts.page(None, _HOSTS) if host.capability is not None]
-    hosts = [host for host in hosts if host.revoked_at is None]
+    hosts = sorted((host for host in hosts if host.revoked_at is None), key=lambda host: host.name)
     places, lacking = 0, []
     for host in hosts:
         here, why = _places(host, run, need, need.ranks - places)
