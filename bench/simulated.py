@@ -102,7 +102,7 @@ class SimulatedHost:
     here: bool = True
 
     def __post_init__(self) -> None:
-        self.waiter = LongPoll(woken=_Bell(self))
+        self.waiter = LongPoll(self.host.id, woken=_Bell(self))
 
 
 class _Bell(asyncio.Event):

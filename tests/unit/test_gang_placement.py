@@ -12,10 +12,12 @@ from support.queue_of_hosts import QueueOfHosts
 
 from corral.core.queue.backfill import FreeSeat, first_seats
 from corral.core.queue.grants import Grant
+from corral.core.queue.rooms import rooms_in_database
 from corral.core.queue.why import WhyQuestion, standings
 from corral.core.queue.why_gang import gang_notes, gang_summary
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import HostId, RunId
+from corral.domain.runs.reasons import Reason
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunFile, RunSpec
 
@@ -156,6 +158,54 @@ def test_a_gang_counts_with_all_its_ranks_against_the_quota(yard: QueueOfHosts) 
     assert yard.run(gang).state == "queued"
     yard.quota("alpha", max_gpus=4)
     assert len(poll(yard, "box")) == 4
+
+
+def filled(yard: QueueOfHosts, host: str, *, preemptible: bool) -> list[Grant]:
+    for _ in range(2):
+        yard.submit(gpus=1, preemptible=preemptible, needs={"hosts": (host,)}, name="filler")
+    return poll(yard, host)
+
+
+def test_room_is_made_for_a_gang_on_all_hosts_at_once(yard: QueueOfHosts) -> None:
+    """As few yield as must; the hosts are kept until all have, and then the gang starts."""
+    for name in ("one", "two"):
+        yard.host(name, gpus=2)
+    running = [*filled(yard, "one", preemptible=True), *filled(yard, "two", preemptible=True)]
+    gang = yard.submit(gpus=1, ranks=3, priority=5)
+    yard.clock.advance(yard.policy.preempt_after_s + 1)
+    (plan,) = yard.preempt()
+    assert len(plan.victims) == 3
+    other = yard.submit(gpus=1)
+    asked = [grant for grant in running if grant.run.id in plan.victims]
+    for grant in asked[:2]:
+        yard.end(grant, "stopped", Reason.YIELDED)
+        assert poll(yard, "one", "two") == []
+    yard.end(asked[2], "stopped", Reason.YIELDED)
+    started = poll(yard, "one", "two", "one")
+    assert [grant.run.id for grant in started] == [gang] * 3
+    assert yard.run(other).state == "queued"
+
+
+def test_nobody_is_asked_to_yield_to_a_gang_that_would_not_fit_all_the_same(yard: QueueOfHosts) -> None:
+    for name in ("one", "two"):
+        yard.host(name, gpus=2)
+    filled(yard, "one", preemptible=True)
+    filled(yard, "two", preemptible=False)
+    yard.submit(gpus=1, ranks=3, priority=5)
+    yard.clock.advance(yard.policy.preempt_after_s + 1)
+    assert yard.preempt() == []
+
+
+def test_hosts_that_wait_at_another_server_count_too(yard: QueueOfHosts) -> None:
+    yard.host("here", gpus=1)
+    yard.host("elsewhere", gpus=1)
+    poll(yard, "elsewhere")
+    yard.board.rooms.gone(yard.hosts["elsewhere"].id)
+    yard.submit(gpus=1, ranks=2)
+    assert poll(yard, "here") == []
+    now, away_s = yard.clock.now(), yard.policy.away_s
+    yard.board.rooms.learn(yard.db.now_read(lambda tx: rooms_in_database(tx, now, away_s)))
+    assert len(poll(yard, "here", "elsewhere")) == 2
 
 
 def test_an_elastic_run_starts_with_what_there_is_and_grows(yard: QueueOfHosts) -> None:

@@ -129,6 +129,8 @@ class Claim:
 
     def _taken_up(self, tx: Tx, held: list[LeaseHolding]) -> list[Grant]:
         """What was assigned to the host while its claim waited, as much of it as its worker can take."""
+        if self.ask.only is not None:
+            return []
         assigned = [item.lease_id for item in held if item.request_id == ASSIGNED][: self.ask.max_leases]
         for lease_id in assigned:
             tx.leases.take_up(lease_id, request_id=self.ask.request_id, boot_id=self.ask.boot_id)

@@ -32,6 +32,7 @@ class LongPoll:
     `held` are the host's live leases when it last looked; `asleep` says that one has run out since.
     """
 
+    host_id: HostId | None = None
     host: Host | None = None
     free: HostCapacity | None = None
     held: list[LeaseId] = field(default_factory=list)
@@ -78,6 +79,8 @@ class LongPolls:
         waiter.woken.clear()
         # What it has left is not known until it has looked.
         waiter.free = None
+        if waiter.host_id is not None:
+            self._of_host.setdefault(waiter.host_id, set()).add(waiter)
         self.leave(waiter)
         self._to_the_end(waiter)
 
@@ -96,10 +99,7 @@ class LongPolls:
 
     def saw(self, waiter: LongPoll, host: Host | None, free: HostCapacity | None) -> None:
         """The poll has looked at the queue: remember what its host has left."""
-        self._forget_host(waiter)
         waiter.host, waiter.free = host, free
-        if host is not None:
-            self._of_host.setdefault(host.id, set()).add(waiter)
         if waiter.place is not None:
             self.leave(waiter)
             self._to_the_end(waiter)
@@ -128,7 +128,7 @@ class LongPolls:
             self._hand(baton)
 
     def changed(self, host_id: HostId) -> None:
-        """What the host may take has changed: its polls look again."""
+        """What the host may take has changed: its polls look again, also one that looks just now."""
         for waiter in [*self._of_host.get(host_id, ())]:
             if waiter.place is not None:
                 self.leave(waiter)
@@ -137,14 +137,10 @@ class LongPolls:
     def ended(self, waiter: LongPoll) -> None:
         """The poll is answered."""
         self.leave(waiter)
-        self._forget_host(waiter)
-
-    def _forget_host(self, waiter: LongPoll) -> None:
-        polls = None if waiter.host is None else self._of_host.get(waiter.host.id)
-        if waiter.host is not None and polls is not None:
+        if waiter.host_id is not None and (polls := self._of_host.get(waiter.host_id)) is not None:
             polls.discard(waiter)
             if not polls:
-                del self._of_host[waiter.host.id]
+                del self._of_host[waiter.host_id]
 
     def _waiting(self) -> list[LongPoll]:
         return [waiter for waiter in self._line if waiter is not None]
@@ -211,7 +207,7 @@ class ClaimDesk:
     ) -> ClaimResult:
         """Leases, within `wait_s`; none if the time is over, or `gone` says that nobody waits any more."""
         deadline = self.clock.monotonic() + wait_s
-        poll = LongPoll()
+        poll = LongPoll(terms.host_id)
         released: list[LeaseId] = []
         try:
             while True:
