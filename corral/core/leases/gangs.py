@@ -82,6 +82,8 @@ def fence_gang_for_now(tx: Tx, run: Run, lost: Lease, shares: Shares, *, ran_s: 
 
 
 def _others(tx: Tx, run: Run, lease: Lease) -> list[Lease]:
+    if run.world_size == 1:
+        return []
     return [other for other in tx.leases.live_of_run(run.id) if other.id != lease.id]
 
 

@@ -202,7 +202,7 @@ def _finish(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) 
     run = run._replace(artifact_id=artifact_id)
     if report.metrics:
         run = run._replace(metrics=canonical({**json.loads(run.metrics), **dict(report.metrics)}))
-    if all_done(tx, run, lease.attempt):
+    if run.world_size == 1 or all_done(tx, run, lease.attempt):
         return finish_run(tx, run, lease, now=now, actor=actor), rank
     if run.state in STOPPING and not any_live(tx, run, lease.attempt):
         # The others were stopped before: what a part of the ranks finished is no result.

@@ -123,7 +123,8 @@ class Claim:
                     grants.append(self._grant(tx, lease, run, choice.spec))
         if ask.only is None:
             left = ask.max_leases - len(grants)
-            grants += [self._grant(tx, *grown) for grown in Grower(granting, chooser).grow(left)]
+            if left > 0 and self.board.growth:
+                grants += [self._grant(tx, *grown) for grown in Grower(granting, chooser).grow(left)]
             self.board.rooms.saw(Room(host, chooser.free, ask.max_leases - len(grants), now))
         return grants
 

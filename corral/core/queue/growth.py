@@ -16,6 +16,9 @@ class Growth:
         self._runs: dict[RunId, tuple[Lane, ReadyRun]] = {}
         self._lock = threading.Lock()
 
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
     def wants(self, lane: Lane, ready: ReadyRun) -> None:
         with self._lock:
             self._runs[ready.id] = (lane, ready)
@@ -39,8 +42,6 @@ class Growth:
 
     def all(self) -> list[tuple[Lane, ReadyRun]]:
         """By priority, then age."""
-        if not self._runs:
-            return []
         with self._lock:
             found = list(self._runs.values())
         return sorted(found, key=lambda item: (-item[0].priority, item[1]))
