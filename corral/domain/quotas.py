@@ -77,14 +77,22 @@ def by_month(until: float, seconds: float) -> Iterator[tuple[str, float]]:
 
 
 def over_quota(
-    quota: Quota, use: QuotaUse, *, gpus: int, used_gpu_s: float = 0.0, keep_s: float = 0.0
+    quota: Quota,
+    use: QuotaUse,
+    *,
+    gpus: int,
+    ranks: int = 1,
+    used_gpu_s: float = 0.0,
+    keep_s: float = 0.0,
 ) -> str | None:
-    """Why the project may not start a run with that many GPUs now; None if it may.
+    """Why the project may not start a run with that many ranks and, in all, GPUs now; None if it may.
 
     `used_gpu_s` is what it used this month; `keep_s` is how long a GPU may be held after a stop is asked for.
     """
-    if quota.max_running is not None and use.running >= quota.max_running:
-        return f"project {quota.project} has {use.running} runs running, of {quota.max_running} (max_running)"
+    if quota.max_running is not None and use.running + ranks > quota.max_running:
+        more = f", and the run needs {ranks} places" if ranks > 1 else ""
+        running = f"{use.running} runs running, of {quota.max_running} (max_running)"
+        return f"project {quota.project} has {running}{more}"
     if gpus and quota.max_gpus is not None and use.gpus + gpus > quota.max_gpus:
         return (
             f"project {quota.project} holds {use.gpus} GPUs, of {quota.max_gpus} (max_gpus),"

@@ -9,10 +9,10 @@ from functools import cache
 from pydantic import JsonValue as Json
 
 from corral.core.hosts.samples import FRESH_S
-from corral.core.leases.fence import cost_so_far
+from corral.core.leases.usage import cost_so_far
 from corral.core.policy import ServerPolicy
-from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import declared_of, effective_of
+from corral.core.queue.grants import Grant
 from corral.core.queue.why import RunStanding
 from corral.core.runs.group_results import settings_of
 from corral.core.runs.more_memory import asks_for_more
@@ -155,7 +155,8 @@ def lease_json(grant: Grant, policy: ServerPolicy) -> str:
             "memory_retries": run.used_memory,
         }
     )
-    return f'{text[:-1]},"gpus":{lease.gpus},"spec":{grant.spec}}}'
+    place = "" if grant.place is None else f',"place":{canonical(grant.place._asdict())}'
+    return f'{text[:-1]}{place},"gpus":{lease.gpus},"spec":{grant.spec}}}'
 
 
 def host_view(

@@ -78,6 +78,7 @@ class RankView(Answer):
     host: str | None = None
     reason: str | None = None
     exit_code: int | None = None
+    restarts: int = Field(0, description="How often it was started again, over all attempts.")
     sample: RankSampleView | None = Field(None, description="While it runs.")
 
 

@@ -120,6 +120,7 @@ class LeaseJob:
             self._deliver_plainly(failed(Reason.UNKNOWN, why))
         finally:
             self._beater.end()
+            self._context.ports.give_back(self.lease.id)
             self._workspace.remove()
 
     def _run(self) -> None:

@@ -120,6 +120,7 @@ def show(
         ("set aside", aside and f"until {aside}: {view.set_aside_why}; `corral hosts resume` ends it"),
         ("credential", render.moment(view.credential_expires_at)),
         ("machine", None if has is None else f"{has.hostname}, {has.os} {has.arch}, Python {has.python}"),
+        ("address", None if has is None else has.address),
         ("corral", None if has is None else has.corral),
         ("engine", None if has is None else _engine(has)),
         ("isolation", None if has is None else _isolation(has)),

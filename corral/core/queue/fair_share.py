@@ -61,7 +61,7 @@ class Shares:
     def quota(self, project: str) -> Quota | None:
         return self._quotas.get(project)
 
-    def held_back(self, project: str, gpus: int, *, keep_s: float = 0.0) -> str | None:
+    def held_back(self, project: str, gpus: int, *, ranks: int = 1, keep_s: float = 0.0) -> str | None:
         """Why the project's quota lets no run with so many GPUs start; a hint that the claim checks.
 
         `keep_s` is the policy's margin for the run; without it, what holds for every run is told.
@@ -71,7 +71,7 @@ class Shares:
             return None
         use = self._in_use.get(project, QuotaUse(project))
         used_gpu_s = self._gpu_s.get(project, 0.0)
-        return over_quota(quota, use, gpus=gpus, used_gpu_s=used_gpu_s, keep_s=keep_s)
+        return over_quota(quota, use, gpus=gpus, ranks=ranks, used_gpu_s=used_gpu_s, keep_s=keep_s)
 
     def claimed(self, project: str, gpus: int = 0) -> None:
         with self._lock:
