@@ -10,7 +10,6 @@ from support import slurm_cluster
 from support.slurm_cluster import NODES, SlurmCluster
 from support.waiting import eventually
 
-
 _CHECKPOINTS = 'trap "echo checkpoint; exit 0" TERM; echo up; sleep 600 & wait'
 
 
