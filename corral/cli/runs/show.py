@@ -104,7 +104,8 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
         for rank in attempt.ranks
     ]
     columns = ["ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "EXIT", "REASON", "RESTARTS"]
-    if not any(rank.restarts for attempt in attempts for rank in attempt.ranks):
+    # Of a run of one rank each attempt says it.
+    if not any(rank.rank for attempt in attempts for rank in attempt.ranks):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     render.show_table(columns, rows, empty="")
 
