@@ -76,6 +76,11 @@ def by_month(until: float, seconds: float) -> Iterator[tuple[str, float]]:
         until = begun
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def over_quota(
     quota: Quota, use: QuotaUse, *, gpus: int, used_gpu_s: float = 0.0, keep_s: float = 0.0
 ) -> str | None:
@@ -84,10 +89,11 @@ def over_quota(
     `used_gpu_s` is what it used this month; `keep_s` is how long a GPU may be held after a stop is asked for.
     """
     if quota.max_running is not None and use.running >= quota.max_running:
-        return f"project {quota.project} has {use.running} runs running, of {quota.max_running} (max_running)"
+        runs = counted(use.running, "run")
+        return f"project {quota.project} has {runs} running, of {quota.max_running} (max_running)"
     if gpus and quota.max_gpus is not None and use.gpus + gpus > quota.max_gpus:
         return (
-            f"project {quota.project} holds {use.gpus} GPUs, of {quota.max_gpus} (max_gpus),"
+            f"project {quota.project} holds {counted(use.gpus, 'GPU')}, of {quota.max_gpus} (max_gpus),"
             f" and the run needs {gpus}"
         )
     if not gpus or quota.gpu_hours is None:

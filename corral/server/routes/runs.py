@@ -307,13 +307,13 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
-        group = group_is_full(tx, found)
+        said = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
         answer = wire.WhyAnswer(
             run_id=found.id,
             state=found.state,
-            summary=summary(found, hosts, now=now, held_back=held_back, group=group),
+            summary=said,
             hosts=[placement(s) for s in hosts],
-            queue=queue_notes(tx, svc.board, found, now=now, policy=svc.policy),
+            queue=queue_notes(tx, svc.board, found, now=now, policy=svc.policy, told=said),
         )
         # Rendered here and not in the event loop: with a thousand hosts it is long.
         return answer.model_dump_json()
