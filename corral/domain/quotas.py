@@ -76,6 +76,11 @@ def by_month(until: float, seconds: float) -> Iterator[tuple[str, float]]:
         until = begun
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def over_quota(
     quota: Quota,
     use: QuotaUse,
@@ -91,11 +96,11 @@ def over_quota(
     """
     if quota.max_running is not None and use.running + ranks > quota.max_running:
         more = f", and the run needs {ranks} places" if ranks > 1 else ""
-        running = f"{use.running} runs running, of {quota.max_running} (max_running)"
+        running = f"{counted(use.running, 'run')} running, of {quota.max_running} (max_running)"
         return f"project {quota.project} has {running}{more}"
     if gpus and quota.max_gpus is not None and use.gpus + gpus > quota.max_gpus:
         return (
-            f"project {quota.project} holds {use.gpus} GPUs, of {quota.max_gpus} (max_gpus),"
+            f"project {quota.project} holds {counted(use.gpus, 'GPU')}, of {quota.max_gpus} (max_gpus),"
             f" and the run needs {gpus}"
         )
     if not gpus or quota.gpu_hours is None:

@@ -109,7 +109,7 @@ class ControlPlane:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.services.store.subscribe(self._heard)
         await self.loops.reconcile()
-        scaler = Scaler(self.services.calls, self.services.board.shapes, instance_run)
+        scaler = Scaler(self.services.calls, self.services.board, instance_run)
         tasks = [asyncio.create_task(loop) for loop in (*self.loops.all(), scaler.forever())]
         try:
             yield

@@ -19,7 +19,7 @@ from corral.store.transaction import Tx
 def scale(live: LiveServer) -> None:
     """One round of a scaler."""
     assert live.loop is not None
-    scaler = Scaler(live.services.calls, live.services.board.shapes, instance_run)
+    scaler = Scaler(live.services.calls, live.services.board, instance_run)
     asyncio.run_coroutine_threadsafe(scaler.look(), live.loop).result(60)
 
 

@@ -67,10 +67,30 @@ def test_why_says_that_a_quota_holds_the_run_back(live: LiveServer, worker: Fake
     waiting = live.submit(project=project, host=worker.name)
     assert live.ok("POST", "/v1/claims", worker.ask(), token=worker.token)["leases"] == []
     answer = live.ok("GET", f"/v1/runs/{waiting}/why")
-    (line,) = answer["queue"]
-    assert "its quota holds it back" in line
-    for said in (line, answer["summary"]):
-        assert f"project {project} has 1 runs running, of 1 (max_running)" in said
+    said = f"project {project} has 1 run running, of 1 (max_running)"
+    assert answer["summary"] == f"queued: its project's quota holds it back, whatever is free; {said}"
+    assert answer["queue"] == [], "HOUR3-05: it is said once"
+
+
+def test_an_unused_instance_gives_way_to_a_run_of_its_project(live: LiveServer, worker: FakeHost) -> None:
+    """HOUR3-05: it kept the place that `max_running` allows, and nothing said that it did."""
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
+    endpoint = deploy(live, worker, project=project, scaling={"min": 0, "max": 1, "idle_s": 3600})
+    endpoint.call()
+    instance = endpoint.instance()
+    call = instance.next_call()
+    waiting = live.submit(project=project, host=worker.name)
+
+    notes = live.ok("GET", f"/v1/runs/{waiting}/why")["queue"]
+    assert notes == [
+        f"{instance.lease.run_id} is an instance of the function {endpoint.name}, which counts,"
+        " and gives way once it has no calls"
+    ]
+    assert not instance.exchange(want=1, outcomes=[outcome(call)])["stop"]
+    eventually(lambda: instance.exchange(want=1, wait_s=2)["stop"], "it to be sent away")
+    instance.lease.ok("POST", "finish", {})
+    assert worker.claim().run_id == waiting
 
 
 def test_why_says_that_the_limit_of_its_group_holds_the_run(live: LiveServer) -> None:
@@ -78,7 +98,7 @@ def test_why_says_that_the_limit_of_its_group_holds_the_run(live: LiveServer) ->
     body = {"request_id": fresh(), "runs": [run] * 2, "group": "sweep", "max_running": 1}
     _, second = live.ok("POST", "/v1/runs", body)["ids"]
     summary = live.ok("GET", f"/v1/runs/{second}/why")["summary"]
-    assert summary == "held: it waits for a place; 1 runs of group sweep have one, of 1 (max_running)"
+    assert summary == "held: it waits for a place; 1 run of group sweep has one, of 1 (max_running)"
 
 
 def test_a_quota_that_is_raised_lets_the_waiting_run_go_at_the_next_poll(

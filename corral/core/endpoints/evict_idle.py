@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from corral.core.calls.context import CallContext
-from corral.core.queue.eligibility import Shapes
+from corral.core.queue.choose import Board
 from corral.core.queue.free_capacity import HostCapacity
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.runs.queue import Lane
 from corral.store.transaction import Tx
@@ -13,14 +16,16 @@ from corral.store.transaction import Tx
 WAITED_S = 0.3
 # An instance without a call for this long is not in use.
 UNUSED_S = 1.0
+MOST_HOSTS = 10_000
 # How long an instance that is evicted for a run may take to end.
 PATIENCE_S = 10.0
 
 
 class IdleEviction:
-    def __init__(self, context: CallContext, shapes: Shapes) -> None:
+    def __init__(self, context: CallContext, board: Board) -> None:
         self._context = context
-        self._shapes = shapes
+        self._shapes = board.shapes
+        self._shares = board.shares
         # When an instance was last evicted for a run.
         self._evicted_at: dict[RunId, float] = {}
 
@@ -45,18 +50,38 @@ class IdleEviction:
         return found
 
     def _helps(self, tx: Tx, lease_id: LeaseId, lane: Lane, now: float) -> bool:
-        """Whether the lane's run could start on the lease's host if the lease ended, and cannot now."""
+        """Whether the lane's run could start if the lease ended, and cannot now: for want of room on the
+        lease's host, or because its project may run no more."""
         lease = tx.leases.get(lease_id)
-        host = None if lease is None else tx.hosts.get(lease.host_id)
-        if lease is None or host is None or not host.takes_work(now) or _must_stay(tx, lease.run_id):
+        if lease is None or _must_stay(tx, lease.run_id):
             return False
+        gpus = self._shapes.get(tx, lane.shape).gpus
+        if self._shares.held_back(lane.project, gpus) is not None:
+            # Free hosts do not help it; the end of one of its project's leases may.
+            without = len(json.loads(lease.gpus))
+            return (
+                lease.project == lane.project
+                and self._shares.held_back(lane.project, gpus, without_gpus=without) is None
+                and any(
+                    self._has_room(tx, lane, host, lease_id, now) for host in tx.hosts.page(None, MOST_HOSTS)
+                )
+            )
+        host = tx.hosts.get(lease.host_id)
+        return (
+            host is not None
+            and not self._has_room(tx, lane, host, None, now)
+            and self._has_room(tx, lane, host, lease_id, now)
+        )
+
+    def _has_room(self, tx: Tx, lane: Lane, host: Host, without: LeaseId | None, now: float) -> bool:
+        """Whether the host could take the lane's run now, if the lease `without` had ended."""
         shapes = self._shapes
-        if not shapes.fits(tx, lane.shape, host) or not shapes.admits(tx, lane.shape, lane.project, host):
+        if not host.takes_work(now) or not shapes.fits(tx, lane.shape, host):
             return False
-        need = shapes.get(tx, lane.shape)
-        held = tx.leases.held(host.id)
-        without = [one for one in held if one.lease_id != lease_id]
-        return not HostCapacity(host, held).fits(need) and HostCapacity(host, without).fits(need)
+        if not shapes.admits(tx, lane.shape, lane.project, host):
+            return False
+        held = [one for one in tx.leases.held(host.id) if one.lease_id != without]
+        return HostCapacity(host, held).fits(shapes.get(tx, lane.shape))
 
 
 def _too_many(tx: Tx, unused: list[LeaseId]) -> list[LeaseId]:

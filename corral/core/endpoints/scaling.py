@@ -15,7 +15,7 @@ from corral.core.calls.settle import lose
 from corral.core.calls.transitions import cancel, expire, fail, forget
 from corral.core.endpoints.deploy import LIVE_FOR_S, broke, starts_unasked
 from corral.core.endpoints.evict_idle import IdleEviction
-from corral.core.queue.eligibility import Shapes
+from corral.core.queue.choose import Board
 from corral.core.runs.cancel import cancel as cancel_run
 from corral.core.runs.submit import NewRun, submit
 from corral.core.wakeups import SCALE, wait_for
@@ -77,14 +77,14 @@ class InstancePlace(NamedTuple):
 
 
 class Scaler:
-    def __init__(self, context: CallContext, shapes: Shapes, instance_run: InstanceRun) -> None:
+    def __init__(self, context: CallContext, board: Board, instance_run: InstanceRun) -> None:
         self._context = context
         self._store = context.store
         self._clock = context.clock
         self._dispatch = context.dispatch
         self._instance_run = instance_run
         self._was_ready: set[tuple[EndpointId, int]] = set()
-        self._eviction = IdleEviction(context, shapes)
+        self._eviction = IdleEviction(context, board)
 
     async def forever(self) -> None:
         """A round whenever something changed, and now and then in any case."""

@@ -24,6 +24,7 @@ from corral.core.runs.more_memory import asks_for_more
 from corral.domain.hosts.capability import Requirements, preferred
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots, refusals
+from corral.domain.quotas import counted
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.runs import Run
@@ -227,7 +228,8 @@ def group_is_full(tx: Tx, run: Run) -> str | None:
     if run.hold is not HoldKind.CONCURRENCY or group is None or group.max_running is None:
         return None
     placed = tx.groups.placed(group.id, but=run.id, limit=group.max_running)
-    return f"{placed} runs of group {group.name} have one, of {group.max_running} (max_running)"
+    have = f"{counted(placed, 'run')} of group {group.name} {'has' if placed == 1 else 'have'} one"
+    return f"{have}, of {group.max_running} (max_running)"
 
 
 def _without_gpu(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | None:
@@ -236,15 +238,41 @@ def _without_gpu(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str
     return board.shares.held_back(run.project, need.gpus_at_best, keep_s=policy.margin_s(run))
 
 
-def queue_notes(tx: Tx, board: Board, run: Run, *, now: float, policy: ServerPolicy) -> list[str]:
-    """Sentences for a queued run: its quota, the host that is kept for it, what ageing gives it."""
+def _instances_that_count(tx: Tx, project: str) -> list[str]:
+    """Instances of functions among what the project runs: they count against its quota, used or not."""
+    found: list[str] = []
+    for lease in tx.leases.live_of_project(project):
+        instance = tx.endpoints.instance(lease.run_id)
+        endpoint = None if instance is None else tx.endpoints.get(instance.endpoint_id)
+        if endpoint is None:
+            continue
+        is_kept = len(tx.endpoints.instances(endpoint.id)) <= endpoint.rule.min
+        ends = (
+            f"is kept there: `corral fn scale {endpoint.name} --min 0` lets it end"
+            if is_kept
+            else "gives way once it has no calls"
+        )
+        found.append(
+            f"{lease.run_id} is an instance of the function {endpoint.name}, which counts, and {ends}"
+        )
+    return found
+
+
+def queue_notes(
+    tx: Tx, board: Board, run: Run, *, now: float, policy: ServerPolicy, told: str = ""
+) -> list[str]:
+    """Sentences for a queued run: its quota, the host that is kept for it, what ageing gives it.
+
+    What the summary has `told` is not told again.
+    """
     if run.state is not RunState.QUEUED:
         return []
     found: list[str] = []
     if (more := asks_for_more(tx, run)) is not None:
         found.append(more)
     if (held := held_by_quota(tx, board, run, policy=policy)) is not None:
-        found.append(f"its quota holds it back: {held}")
+        found += [] if held in told else [f"its quota holds it back: {held}"]
+        found += _instances_that_count(tx, run.project)
     elif (without := _without_gpu(tx, board, run, policy=policy)) is not None:
         found.append(f"its quota leaves it no GPU, so it starts without one: {without}")
     kept = board.reservations.of_run(run.id, now, policy.away_s)

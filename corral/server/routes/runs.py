@@ -315,7 +315,7 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
         told = summary(found, hosts, now=now, held_back=held_back, group=group)
         if held_back is None:
             told = gang_summary(tx, svc.board, found, hosts) or told
-        notes = queue_notes(tx, svc.board, found, now=now, policy=svc.policy)
+        notes = queue_notes(tx, svc.board, found, now=now, policy=svc.policy, told=told)
         answer = wire.WhyAnswer(
             run_id=found.id,
             state=found.state,
