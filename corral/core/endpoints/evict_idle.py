@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from corral.core.calls.context import CallContext
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.free_capacity import HostCapacity
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId
