@@ -27,6 +27,8 @@ PROBE_EVERY_S = 60.0
 # A host with a fault looks at itself, and says what it finds, so often.
 FAULT_EVERY_S = 5.0
 MAX_LEASES = 1_000
+# Jobs that end within this time are told of together.
+TOGETHER_S = 0.05
 # Outcomes are on disk, and the next worker delivers them: no need to wait for a server that is away.
 DRAIN_AWAY_S = 5.0
 # After the grace of the runs. Whatever still works on its output then is taken up by the next worker.
@@ -65,6 +67,10 @@ class Agent:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _running: dict[str, LeaseJob] = field(default_factory=dict)
     _draining: threading.Event = field(default_factory=threading.Event)
+    # How many leases the claim that waits asked for; None while none waits.
+    _asked_for: int | None = None
+    # Set when a slot became free that this claim does not know of.
+    _more_room: threading.Event = field(default_factory=threading.Event)
     _claimer: threading.Thread = field(init=False)
 
     def start(self) -> None:
@@ -83,6 +89,7 @@ class Agent:
         self._claimer = threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True)
         self._claimer.start()
         threading.Thread(target=self._upkeep, name="corral-upkeep", daemon=True).start()
+        threading.Thread(target=self._tell_of_room, name="corral-room", daemon=True).start()
 
     def drain(self) -> None:
         """Claim nothing more, stop the children, report them as given back. Returns when that is done."""
@@ -119,6 +126,7 @@ class Agent:
                     return
                 request = self._request(free)
             self._let_leases_beat()
+            self._asked_for = request.max_leases
             try:
                 answer = self.claims.corral.leases.claim(request)
             except (ServerUnreachable, StoreUnavailable) as error:
@@ -139,7 +147,27 @@ class Agent:
                 self._take(request, answer)
                 request = None
                 continue
+            finally:
+                self._asked_for = None
             self._draining.wait(pauses.next_s())
+
+    def _tell_of_room(self) -> None:
+        """The server counts on what was asked for: ranks that start together need all that is free now."""
+        while not self._draining.is_set():
+            self._more_room.wait(PROBE_EVERY_S)
+            # Several may end at once.
+            if not self._more_room.is_set() or self._draining.wait(TOGETHER_S):
+                continue
+            self._more_room.clear()
+            with self._changed:
+                free, asked = min(MAX_LEASES, self.slots - self._slots_in_use()), self._asked_for
+            if asked is None or free <= asked or self._holding is not None or self.context.health.fault:
+                continue
+            request = self._request(free).model_copy(update={"wait_s": 0})
+            try:
+                self._take(request, self.beats.corral.leases.claim(request))
+            except CorralError as error:
+                logger.debug("the next claim tells what is free: %s", error)
 
     def _let_leases_beat(self) -> None:
         """After a sleep, a partition or a restart, leases beat first: else the host would claim them anew."""
@@ -256,6 +284,7 @@ class Agent:
             with self._changed:
                 del self._running[job.lease.id]
                 self._changed.notify_all()
+                self._more_room.set()
 
     def _upkeep(self) -> None:
         rounds = 0

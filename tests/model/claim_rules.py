@@ -126,7 +126,9 @@ class ClaimRules(Base):
         self._gangs_started()
         alone = [lease for lease in answer["leases"] if lease["world_size"] == 1]
         gangs = len(answer["leases"]) - len(alone)
-        self._check_choice(host, body["max_leases"] - gangs, ready, [lease["run_id"] for lease in alone])
+        self._check_choice(
+            host, max(0, body["max_leases"] - gangs), ready, [lease["run_id"] for lease in alone]
+        )
         # A second answer lists them by their random ids; the model's order must not depend on those.
         for shown in sorted(alone, key=lambda x: self.model.runs[x["run_id"]].age):
             self._granted(host, request_id, shown)
@@ -135,7 +137,7 @@ class ClaimRules(Base):
         self._made_to_wait()
 
     def _take_up(self, host: Host, body: dict[str, Any]) -> None:
-        """What was assigned to the host while it did not ask is in the answer, as far as it can take it."""
+        """What was assigned to the host while it did not ask is in the answer, if it asks for any."""
         assigned = [lease for lease in self.model.live(host=host) if lease.request_id == ASSIGNED]
         if not host.works_at(self.now):
             return
@@ -144,7 +146,7 @@ class ClaimRules(Base):
             assert row is not None
             lease.request_id, lease.boot_id = row.request_id, row.boot_id
         left = [lease for lease in assigned if lease.request_id == ASSIGNED]
-        assert len(left) == max(0, len(assigned) - body["max_leases"])
+        assert left == ([] if body["max_leases"] else assigned)
 
     def _gangs_started(self) -> None:
         """All ranks of a gang have leases, or none has; each on a host that may take it and has room."""

@@ -49,6 +49,8 @@ class ClaimTerms(NamedTuple):
     lent_slots: int = 0
     # What the worker sees of its host's memory.
     ram: RamNow | None = None
+    # When it asked; a claim that waits looks again and again, and what it asked for may be out of date.
+    asked_at: float = 0.0
 
 
 class ClaimResult(NamedTuple):
@@ -125,14 +127,15 @@ class Claim:
             left = ask.max_leases - len(grants)
             if left > 0 and self.board.growth:
                 grants += [self._grant(tx, *grown) for grown in Grower(granting, chooser).grow(left)]
-            self.board.rooms.saw(Room(host, chooser.free, ask.max_leases - len(grants), now))
+            room = Room(host, chooser.free, ask.max_leases - len(grants), now, ask.asked_at)
+            self.board.rooms.saw(room, len(grants))
         return grants
 
     def _taken_up(self, tx: Tx, held: list[LeaseHolding]) -> list[Grant]:
-        """What was assigned to the host while its claim waited, as much of it as its worker can take."""
-        if self.ask.only is not None:
+        """What was assigned to the host while its claim waited, which may have asked for less than that."""
+        if self.ask.only is not None or not self.ask.max_leases:
             return []
-        assigned = [item.lease_id for item in held if item.request_id == ASSIGNED][: self.ask.max_leases]
+        assigned = [item.lease_id for item in held if item.request_id == ASSIGNED]
         for lease_id in assigned:
             tx.leases.take_up(lease_id, request_id=self.ask.request_id, boot_id=self.ask.boot_id)
         return [self._render(tx, lease_id) for lease_id in assigned]

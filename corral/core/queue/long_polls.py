@@ -206,7 +206,8 @@ class ClaimDesk:
         self, terms: ClaimTerms, wait_s: float, gone: Callable[[], Awaitable[bool]]
     ) -> ClaimResult:
         """Leases, within `wait_s`; none if the time is over, or `gone` says that nobody waits any more."""
-        deadline = self.clock.monotonic() + wait_s
+        terms = terms._replace(asked_at=self.clock.monotonic())
+        deadline = terms.asked_at + wait_s
         poll = LongPoll(terms.host_id)
         released: list[LeaseId] = []
         try:

@@ -16,12 +16,13 @@ _HOSTS = 10_000
 
 
 class Room(NamedTuple):
-    """`most` is how many more leases the host's worker has asked for."""
+    """`most` is how many more leases the host's worker asked for, and `asked_at` when it did."""
 
     host: Host
     free: HostCapacity
     most: int
     at: float
+    asked_at: float = 0.0
 
     def places(self, need: Requirements, most: int) -> int:
         """For how many ranks there is room, up to `most`."""
@@ -35,8 +36,12 @@ class Rooms:
         self._rooms: dict[HostId, Room] = {}
         self._lock = threading.Lock()
 
-    def saw(self, room: Room) -> None:
+    def saw(self, room: Room, granted: int = 0) -> None:
+        """A claim has looked, and was granted so many. One that asked earlier knows less of its worker."""
         with self._lock:
+            known = self._rooms.get(room.host.id)
+            if known is not None and known.asked_at > room.asked_at:
+                room = room._replace(most=known.most - granted, asked_at=known.asked_at)
             if room.most > 0 and room.free.slots > 0:
                 self._rooms[room.host.id] = room
             else:
