@@ -3,8 +3,8 @@
     python tests/support/kubernetes_server/generate_openapi.py kubernetes_validate-*.whl kubernetes-*.whl
 
 Both wheels come from PyPI (`pip download --no-deps kubernetes-validate==1.37.0 kubernetes==37.0.2`). The
-first holds the definitions of each version of Kubernetes, the second is the official client, generated from the
-same document, and knows paths, methods and query parameters. Both are under the Apache License 2.0.
+first holds the definitions of each version of Kubernetes, the second is the official client, generated from
+the same document, and knows paths, methods and query parameters. Both are under the Apache License 2.0.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ class JobSync:
                 return "DeadlineExceeded", "Job was active longer than specified deadline"
             self._due.append(due)
         if has_limit_per_index(self._job):
-            if len(self._failed) > int(self._spec.get("maxFailedIndexes", self._spec["completions"])):
+            most = self._spec.get("maxFailedIndexes")
+            if most is not None and len(self._failed) > most:
                 said = "Job has exceeded the specified maximal number of failed indexes"
                 return "MaxFailedIndexesExceeded", said
             if self._failed and len(self._failed | self._completed) >= self._spec["completions"]:

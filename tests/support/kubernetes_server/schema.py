@@ -148,7 +148,8 @@ def decode(definition: str, body: Any, *, kind: str, group: str, version: str) -
         raise bad_request(f"{unread}strict decoding error: {said}")
     if walk.missing:
         metadata: Json = decoded.get("metadata", {})
-        raise invalid(kind, group, metadata.get("name", metadata.get("generateName", "")), walk.missing)
+        name = str(metadata.get("name") or metadata.get("generateName") or "")
+        raise invalid(kind, group, name, walk.missing)
     return decoded
 
 

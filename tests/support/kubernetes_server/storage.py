@@ -98,7 +98,7 @@ class Storage:
                 return old
             if "spec" in new and new["spec"] != old.get("spec"):
                 new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
-            if is_being_deleted(new) and not finalizers_of(new) and _grace_is_over(new):
+            if is_being_deleted(new) and not _is_held(new):
                 return self._write("DELETED", resource, new, old)
             return self._write("MODIFIED", resource, new, old)
 
@@ -169,5 +169,7 @@ class Storage:
         return new
 
 
-def _grace_is_over(obj: Json) -> bool:
-    return bool(obj["metadata"].get("deletionGracePeriodSeconds", 0) == 0)
+def _is_held(obj: Json) -> bool:
+    """By a finalizer, by what is in a namespace, or by a pod that has time to end."""
+    in_spec = obj["kind"] == "Namespace" and obj["spec"].get("finalizers")
+    return bool(finalizers_of(obj) or in_spec or obj["metadata"].get("deletionGracePeriodSeconds"))
