@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.kubernetes_server import KubernetesCluster, NodeShape
@@ -15,7 +16,11 @@ from contract.kubernetes_samples import JOBS, PODS, Json, RawClient, job
 
 IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
 # Ranks wait for a file, so that a test decides when each ends.
-WAITS = 'while [ ! -e "$FOLDER/$JOB_COMPLETION_INDEX" ]; do sleep 0.02; done; exit $(cat "$FOLDER/$JOB_COMPLETION_INDEX")'
+WAITS = 'f="$FOLDER/$JOB_COMPLETION_INDEX"; while [ ! -e "$f" ]; do sleep 0.02; done; exit $(cat "$f")'
+# Deaf to SIGTERM until a file is there.
+STUBBORN = (
+    'trap "while [ ! -e {go} ]; do sleep 0.02; done; exit 1" TERM; echo up; while :; do sleep 0.02; done'
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +46,12 @@ def _leave_nothing(cluster: KubernetesCluster, api: RawClient) -> Iterator[None]
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> Iterator[Path]:
+def ends(tmp_path: Path) -> Path:
     """Where a rank finds the exit code that it shall end with."""
     return tmp_path
 
 
-def waiting_job(name: str, ranks: int, ends: Path, **spec: object) -> Json:
+def waiting_job(name: str, ranks: int, ends: Path, **spec: Any) -> Json:
     return job(name, ranks, WAITS, main={"env": [{"name": "FOLDER", "value": str(ends)}]}, **spec)
 
 
@@ -226,7 +231,7 @@ def test_a_pod_is_replaced_only_when_it_has_ended(
     cluster: KubernetesCluster, api: RawClient, tmp_path: Path
 ) -> None:
     """DL-D04: with podReplacementPolicy Failed no two pods of an index run at once."""
-    script = f'trap "while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 1" TERM; echo up; while :; do sleep 0.02; done'
+    script = STUBBORN.format(go=tmp_path / "go")
     api.post(JOBS, job("run", 1, script, podReplacementPolicy="Failed", backoffLimit=3))
     old = cluster.wait_for_pods("run", 1)[0]
     eventually(lambda: "up" in api.http.get(f"{PODS}/{old['metadata']['name']}/log").text, "the pod to print")
@@ -248,7 +253,7 @@ def test_a_pod_is_replaced_only_when_it_has_ended(
 def test_by_default_a_pod_is_replaced_while_it_ends(
     cluster: KubernetesCluster, api: RawClient, tmp_path: Path
 ) -> None:
-    script = f'trap "while [ ! -e {tmp_path}/go ]; do sleep 0.02; done" TERM; echo up; while :; do sleep 0.02; done'
+    script = STUBBORN.format(go=tmp_path / "go")
     api.post(JOBS, job("run", 1, script, backoffLimit=3, pod={"terminationGracePeriodSeconds": 5}))
     old = cluster.wait_for_pods("run", 1)[0]
     eventually(lambda: "up" in api.http.get(f"{PODS}/{old['metadata']['name']}/log").text, "the pod to print")
@@ -291,7 +296,7 @@ def test_a_suspended_job_has_no_pods_until_it_is_resumed(
 
 
 def test_parallelism_limits_what_runs_at_once(cluster: KubernetesCluster, api: RawClient, ends: Path) -> None:
-    api.post(JOBS, waiting_job("run", 4, ends) | {})
+    api.post(JOBS, waiting_job("run", 4, ends))
     api.patch(f"{JOBS}/run", {"spec": {"parallelism": 2}})
     status_of(cluster, "run", active=2)
 

@@ -1,4 +1,4 @@
-"""The Kubernetes server of the tests refuses what the API refuses: each request that is wrong, with its words."""
+"""The Kubernetes server of the tests refuses what the API refuses, by its field and in its words."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_a_body_must_be_what_the_path_says(api: RawClient) -> None:
 
 
 def test_a_pod_needs_what_it_names(api: RawClient) -> None:
-    cases = [
+    cases: list[tuple[Json, str]] = [
         ({"serviceAccountName": "nobody"}, 'serviceaccount "nobody" not found'),
         ({"priorityClassName": "urgent"}, "no PriorityClass with name urgent was found"),
         ({"runtimeClassName": "gvisor"}, 'RuntimeClass "gvisor" not found'),

@@ -1,4 +1,4 @@
-"""The Kubernetes server of the tests keeps objects as the API server does: versions, watches, deletion, access."""
+"""The Kubernetes server of the tests keeps objects as the API server does: versions, watches, access."""
 
 from __future__ import annotations
 
