@@ -7,8 +7,9 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Named exactly, since pip then takes the build for CPUs where there is one.
 TORCH ?= torch==2.13.0
-# One more than two cores have: many tests wait for something most of the time.
-JOBS ?= 3
+# Twice what two cores have: many tests wait for something most of the time.
+JOBS ?= 4
+WINDOWS = $(addprefix corral/,worker client cli files functions instance)
 TESTS = $(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --no-loadscope-reorder
 
 # Hundreds of interpreters start in a run of the tests: each would compile all modules anew.
@@ -37,6 +38,8 @@ check: $(STAMPS)/test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@# What may run on a Windows host, as Windows has it.
+	@$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 $(WINDOWS)
 	@$(BIN)/lint-imports --no-logo
 
 test: check

@@ -19,6 +19,7 @@ from bench import (
     cycles,
     deep_queue,
     eligibility,
+    gang_waits,
     help_time,
     manifest,
     memory,
@@ -48,6 +49,7 @@ SCRIPTS: Mapping[str, Callable[[Options], Result]] = {
         upload,
         help_time,
         simulation,
+        gang_waits,
     )
 }
 SETTLE_S = 20.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.fleet import CAPABILITY, request_id
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares

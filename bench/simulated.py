@@ -26,17 +26,18 @@ from corral.core.leases.fence import expire
 from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
-from corral.core.queue.claim import Claim, ClaimTerms, Grant
+from corral.core.queue.board import Board
+from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares, add_usage
+from corral.core.queue.grants import Grant
 from corral.core.queue.lanes import Lanes
 from corral.core.queue.long_polls import LongPoll, LongPolls
 from corral.core.queue.preemption import Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.submit import submit
 from corral.core.runs.transitions import parse_ready_key
-from corral.core.topics import TOPIC_READY, TOPIC_STOP
+from corral.core.topics import TOPIC_ASSIGNED, TOPIC_READY, TOPIC_STOP
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId, new_host_id
 from corral.domain.runs.reasons import Reason
@@ -87,6 +88,7 @@ class Seen:
     most_held: Counter[str] = field(default_factory=Counter)
     starts: list[Start] | None = None
     last_arrival: float = 0.0
+    last_end: float = 0.0
     slot_s_at_last_arrival: dict[str, float] = field(default_factory=dict)
 
 
@@ -100,7 +102,7 @@ class SimulatedHost:
     here: bool = True
 
     def __post_init__(self) -> None:
-        self.waiter = LongPoll(woken=_Bell(self))
+        self.waiter = LongPoll(self.host.id, woken=_Bell(self))
 
 
 class _Bell(asyncio.Event):
@@ -115,10 +117,13 @@ class _Bell(asyncio.Event):
 
 
 class Simulation:
-    def __init__(self, work: Workload, path: Path | str, *, policy: ServerPolicy | None = None) -> None:
+    def __init__(
+        self, work: Workload, path: Path | str, *, policy: ServerPolicy | None = None, loss: float = LOSS
+    ) -> None:
         self.now = 1_800_000_000.0
         self.began = self.now
         self.work = work
+        self._loss = loss
         self.policy = policy or ServerPolicy(away_s=2 * POLL_S)
         self.seen = Seen()
         self.store = self._open(path)
@@ -133,7 +138,9 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[Tx], None]]] = []
         self._numbers = itertools.count()
         self._left_s: dict[RunId, float] = {}
-        self._running: set[RunId] = set()
+        self._running: set[tuple[RunId, int]] = set()
+        # The leases of runs of several ranks, on whichever hosts.
+        self._gangs: defaultdict[RunId, set[LeaseId]] = defaultdict(set)
         self._of_lease: dict[LeaseId, SimulatedHost] = {}
         self.unfinished = work.runs
         self._preempt_at = self.now
@@ -266,6 +273,8 @@ class Simulation:
                 self.board.lanes.heard(lane, ready)
                 if self.board.may_start(lane):
                     self.waiters.ready(lane.shape)
+            elif topic == TOPIC_ASSIGNED:
+                self.waiters.changed(HostId(key))
             elif topic == TOPIC_STOP:
                 self._told_to_stop(LeaseId(key))
 
@@ -288,15 +297,17 @@ class Simulation:
         run, lease = grant.run, grant.lease
         gpus = len(json.loads(lease.gpus))
         # Kept apart from the database, so that it can contradict it.
-        self.seen.counts["started while running"] += run.id in self._running
+        self.seen.counts["started while running"] += (run.id, lease.rank) in self._running
         self.seen.counts["started after its end"] += run.id not in self._left_s
-        self._running.add(run.id)
+        self._running.add((run.id, lease.rank))
+        if run.world_size > 1:
+            self._gangs[run.id].add(lease.id)
         host.grants[lease.id] = grant
         self._of_lease[lease.id] = host
         self.seen.counts["granted"] += 1
         self.seen.holds[run.project] += gpus
         self.seen.most_held[run.project] = max(self.seen.most_held[run.project], self.seen.holds[run.project])
-        if run.attempt == 1:
+        if run.attempt == 1 and lease.rank == 0:
             waited_s = self.now - run.created_at
             self.seen.waits[run.project, run.priority].append(waited_s)
             if gpus >= LARGE:
@@ -306,7 +317,7 @@ class Simulation:
                 Start(self.now, run.id, run.project, run.priority, run.shape, gpus, run.attempt, run.ready_at)
             )
         left_s = self._left_s.get(run.id, 0.0)
-        if self._chance.random() < LOSS:
+        if self._chance.random() < self._loss:
             self._at(self._chance.uniform(0, left_s), lambda tx: self._lose(tx, host, lease.id))
         self._at(left_s, lambda tx: self._end(tx, host, lease.id, "finish", Reason.FINISHED))
 
@@ -317,21 +328,33 @@ class Simulation:
         ran_s = self._drop(host, grant)
         report = LeaseReport(kind, reason, ran_s=ran_s)
         outcome = self.ender.end(tx, grant.lease.key, report, now=self.now)
+        self.seen.last_end = self.now
         self.seen.counts[f"{kind} -> {outcome.run_state}"] += 1
         if outcome.run_state in ("succeeded", "failed"):
             self.unfinished -= 1
             self._left_s.pop(grant.run.id, None)
-        else:
+        elif outcome.run_state == "queued":
             # It goes on from its checkpoint.
             self._left_s[grant.run.id] = max(1.0, self._left_s[grant.run.id] - ran_s)
+            self._drop_others(tx, grant.run.id)
         self._hear(tx)
         self._claim(tx, host)
+
+    def _drop_others(self, tx: Tx, run_id: RunId) -> None:
+        """Its other ranks have heard that their leases are lost."""
+        for lease_id in [*self._gangs.get(run_id, ())]:
+            host = self._of_lease[lease_id]
+            self._drop(host, host.grants[lease_id])
+            if host.here:
+                self._claim(tx, host)
 
     def _drop(self, host: SimulatedHost, grant: Grant) -> float:
         """The host holds it no longer; how long it ran."""
         del host.grants[grant.lease.id]
         del self._of_lease[grant.lease.id]
-        self._running.discard(grant.run.id)
+        self._running.discard((grant.run.id, grant.lease.rank))
+        if grant.run.world_size > 1:
+            self._gangs[grant.run.id].discard(grant.lease.id)
         ran_s, gpus = self.now - grant.lease.granted_at, len(json.loads(grant.lease.gpus))
         self.seen.slot_s[grant.run.project] += ran_s
         self.seen.gpu_s[grant.run.project] += ran_s * gpus
@@ -340,7 +363,8 @@ class Simulation:
 
     def _told_to_stop(self, lease_id: LeaseId) -> None:
         host = self._of_lease.get(lease_id)
-        if host is not None:
+        with_others = host is not None and host.grants[lease_id].run.world_size > 1
+        if host is not None and not with_others:
             self.seen.counts["asked to yield"] += 1
             self._at(GRACE_S, lambda tx: self._end(tx, host, lease_id, "stopped", Reason.RELEASED))
 
@@ -365,6 +389,8 @@ class Simulation:
 
     def _expire(self, tx: Tx, host: SimulatedHost) -> None:
         for grant in list(host.grants.values()):
+            if grant.lease.id not in host.grants:
+                continue
             self._drop(host, grant)
             expire(tx, grant.lease.id, now=self.now, policy=self.policy, shares=self.board.shares)
             run = tx.runs.get(grant.run.id)
@@ -373,6 +399,7 @@ class Simulation:
             if run.state is RunState.FAILED:
                 self.unfinished -= 1
                 self._left_s.pop(run.id, None)
+            self._drop_others(tx, run.id)
         self._at(AWAY_S, lambda tx: self._return(tx, host))
 
     def _return(self, tx: Tx, host: SimulatedHost) -> None:

@@ -90,7 +90,7 @@ class Workload:
             walled, preemptible = chance.random() < 0.5, priority == 0 and chance.random() < 0.5
             lasts_s = [min(chance.lognormvariate(6.6, 1.0), 4 * 3600.0) for _ in range(count)]
             runs = tuple(
-                _new_run(project, priority, need, 2 * seconds if walled else None, preemptible)
+                new_run(project, priority, need, 2 * seconds if walled else None, preemptible)
                 for seconds in lasts_s
             )
             yield Arrival(at, runs, tuple(lasts_s))
@@ -117,7 +117,7 @@ def _pick(chance: random.Random, among: Sequence[tuple[T, float]]) -> T:
     return chance.choices([item for item, _ in among], [share for _, share in among])[0]
 
 
-def _new_run(
+def new_run(
     project: str, priority: int, need: Requirements, wall_s: float | None, preemptible: bool
 ) -> NewRun:
     run = Run(

@@ -81,6 +81,11 @@ class Settings(BaseModel):
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)
     worker_labels: str = ""
+    worker_address: str | None = Field(
+        None,
+        pattern=r"^[0-9A-Za-z.:%_-]+$",
+        max_length=255,
+    )
     gpu_check: Literal["on", "off"] = Field(
         "on", description="`off`: GPUs count though CUDA was not tried on them."
     )

@@ -104,6 +104,7 @@ SETTINGS: Mapping[str, str] = {
     "worker_name": "What this machine's worker is called; the host name when left out.",
     "worker_slots": "How many runs it takes at once; one per core or GPU when left out.",
     "worker_labels": "Its labels, with commas between.",
+    "worker_address": "Where ranks elsewhere reach those here; its address towards the server when left out.",
 }
 
 

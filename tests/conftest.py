@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support import forked, postgres
+from support import forked, postgres, slurm_cluster
 from support.scheduling import FileScheduling, sort_longest_first
 from support.slowest_files import pytest_runtest_logreport, pytest_terminal_summary
 
@@ -58,3 +58,4 @@ def _end_what_the_process_shares() -> Iterator[None]:
     yield
     forked.stop()
     postgres.stop()
+    slurm_cluster.stop()

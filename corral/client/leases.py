@@ -103,6 +103,10 @@ class Leases(Api):
         path = self._path(lease_id, "objects", *key.split("/"))
         return self._transport.once("PUT", path, ObjectAnswer, content=body, params={"epoch": epoch})
 
+    def read_object(self, lease_id: str, epoch: int, key: str) -> bytes:
+        path = self._path(lease_id, "objects", *key.split("/"))
+        return self._transport.raw("GET", path, params={"epoch": epoch}).content
+
     def _post(
         self,
         lease_id: str,

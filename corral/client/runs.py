@@ -225,19 +225,20 @@ class Runs(Api):
             if event.event == "event":
                 yield EventView.model_validate_json(event.data)
 
-    def iter_logs(self, run: str, *, tail: int | None = None) -> Iterator[LogLine]:
-        """What there is now, from the start or the last `tail` lines."""
-        page = self.log_page(run, tail=tail)
+    def iter_logs(self, run: str, *, tail: int | None = None, rank: int = 0) -> Iterator[LogLine]:
+        """What there is now of a rank, from the start or the last `tail` lines."""
+        page = self.log_page(run, tail=tail, rank=rank)
         yield from page.items
         while page.items:
-            page = self.log_page(run, cursor=page.next)
+            page = self.log_page(run, cursor=page.next, rank=rank)
             yield from page.items
 
-    def log_page(self, run: str, *, cursor: str | None = None, tail: int | None = None) -> LogPage:
+    def log_page(
+        self, run: str, *, cursor: str | None = None, tail: int | None = None, rank: int = 0
+    ) -> LogPage:
         """What there is after `cursor`, a thousand lines at most; its `next` is where to go on."""
-        return self._transport.get(
-            self._run(run, "logs"), LogPage, {"cursor": cursor, "tail": tail, "limit": 1000}
-        )
+        params = {"cursor": cursor, "tail": tail, "limit": 1000, **_of_rank(rank)}
+        return self._transport.get(self._run(run, "logs"), LogPage, params)
 
     def follow(
         self,
@@ -245,11 +246,12 @@ class Runs(Api):
         *,
         cursor: str | None = None,
         tail: int | None = None,
+        rank: int = 0,
         reconnecting: Reconnecting | None = None,
     ) -> Iterator[LogLine | RunView]:
-        """Log lines, and the run whenever its state changes; the last item is the final run."""
+        """Log lines of a rank, and the run whenever its state changes; the last item is the final run."""
         path = self._run(run, "logs")
-        begin = {"cursor": cursor, "tail": tail}
+        begin = {"cursor": cursor, "tail": tail, **_of_rank(rank)}
         following = EventStream(self._transport, path, begin, "cursor", lambda event: event.id, reconnecting)
         for event in following.events():
             if event.event == "log":
@@ -285,6 +287,11 @@ def _without_instances(page: RunPage) -> RunPage:
     """Of a server that does not leave them out by itself."""
     kept = [run for run in page.items if run.kind != INSTANCE]
     return page.model_copy(update={"items": kept, "hidden": len(page.items) - len(kept)})
+
+
+def _of_rank(rank: int) -> dict[str, int]:
+    """Older servers know no ranks, and have only the first."""
+    return {"rank": rank} if rank else {}
 
 
 def _request(specs: Sequence[RunSpec], *, request_id: str | None = None, **terms: Any) -> SubmitRequest:

@@ -27,6 +27,8 @@ class ServerPolicy:
     ageing_s: float | None = None
     # A run that has been next for this long without fitting gets a host reserved.
     reserve_after_s: float = 60.0
+    # Hosts are kept for a gang no longer than this after it should have begun.
+    keep_for_gang_s: float = 3600.0
     preemption: bool = True
     # Models that may be trained, by id or by how it begins (`Qwen/*`); empty is any.
     models: tuple[str, ...] = ()

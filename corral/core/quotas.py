@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from corral.core.audit import Author, note
-from corral.core.leases.fence import known_s
+from corral.core.leases.usage import known_s
 from corral.core.policy import ServerPolicy
 from corral.core.topics import TOPIC_QUOTA
 from corral.domain.errors import FieldError, NotFound, ProjectFull, QuotaExceeded

@@ -13,3 +13,7 @@ TOPIC_QUOTA = "quota"
 TOPIC_HOST = "host"
 # A token was revoked, used or shortened, so that no server may remember it as good. Key: its id.
 TOPIC_TOKEN = "token"
+# Ranks were assigned to a host, whose waiting claim is answered with them. Key: its id.
+TOPIC_ASSIGNED = "assigned"
+# A rank of an elastic run has no host. Key: as that of a run that is ready.
+TOPIC_GROW = "grow"

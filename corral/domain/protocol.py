@@ -6,7 +6,7 @@ may hold something that an older server refuses, or a worker must do something t
 
 from __future__ import annotations
 
-PROTOCOL = 2
+PROTOCOL = 3
 # What says nothing is from before the number was sent.
 OLDEST = 1
 CLIENT_HEADER = "Corral-Protocol"

@@ -82,15 +82,22 @@ def counted(number: int, noun: str) -> str:
 
 
 def over_quota(
-    quota: Quota, use: QuotaUse, *, gpus: int, used_gpu_s: float = 0.0, keep_s: float = 0.0
+    quota: Quota,
+    use: QuotaUse,
+    *,
+    gpus: int,
+    ranks: int = 1,
+    used_gpu_s: float = 0.0,
+    keep_s: float = 0.0,
 ) -> str | None:
-    """Why the project may not start a run with that many GPUs now; None if it may.
+    """Why the project may not start a run with that many ranks and, in all, GPUs now; None if it may.
 
     `used_gpu_s` is what it used this month; `keep_s` is how long a GPU may be held after a stop is asked for.
     """
-    if quota.max_running is not None and use.running >= quota.max_running:
-        runs = counted(use.running, "run")
-        return f"project {quota.project} has {runs} running, of {quota.max_running} (max_running)"
+    if quota.max_running is not None and use.running + ranks > quota.max_running:
+        more = f", and the run needs {ranks} places" if ranks > 1 else ""
+        running = f"{counted(use.running, 'run')} running, of {quota.max_running} (max_running)"
+        return f"project {quota.project} has {running}{more}"
     if gpus and quota.max_gpus is not None and use.gpus + gpus > quota.max_gpus:
         return (
             f"project {quota.project} holds {counted(use.gpus, 'GPU')}, of {quota.max_gpus} (max_gpus),"

@@ -86,16 +86,18 @@ def evaluate(
     for place, after in enumerate(found["after"]):
         row: dict[str, Any] = {"metric": after.metric, "after": asdict(after.interval), "before": None}
         told = {after.metric: after.interval.mean}
-        line = f"{after.metric}: {after.interval}"
+        lines = [f"{after.metric} after training: {after}"]
         if "before" in found:
             before = found["before"][place]
             difference = change(before, after)
             row |= {"before": asdict(before.interval), "change": asdict(difference)}
             told[f"{after.metric}_before"] = before.interval.mean
-            line = f"{after.metric}: before {before.interval}, after {after.interval}, change {difference}"
+            lines.insert(0, f"{after.metric} before training: {before}")
+            lines.append(f"{after.metric} change: {difference.over(after.unit)}")
         said["evaluations"].append(row)
         trained.events.metrics(1, told)
-        trained.events.say(line)
+        for line in lines:
+            trained.events.say(line)
     return said
 
 

@@ -252,15 +252,15 @@ class EngineJob:
         with self._setup.timed("data"), self.stop.interruptible():
             return measure_prompts(process, loaded.tokenizer, train)
 
-    def tokens_of(self, rows: RowSet, loaded: LoadedModel, train: Train) -> SftDataset:
-        self.events.phase(f"making tokens of {len(rows)} rows")
+    def tokens_of(self, rows: RowSet, loaded: LoadedModel, train: Train, *, to: str = "train") -> SftDataset:
+        self.events.phase(f"making tokens of {len(rows)} rows to {to} on")
         with self._setup.timed("data"), self.stop.interruptible():
             return build_dataset(rows, loaded.tokenizer, train)
 
     def held_out(self, data: TrainingData, loaded: LoadedModel, train: Train) -> list[MaskedSequence]:
         if data.held_out is None:
             return []
-        found = self.tokens_of(data.held_out, loaded, train)
+        found = self.tokens_of(data.held_out, loaded, train, to="evaluate")
         return [found[place] for place in range(min(len(found), train.eval_rows))]
 
     def rollout_source(

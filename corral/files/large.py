@@ -11,6 +11,7 @@ import io
 import itertools
 import mmap
 import os
+import sys
 import threading
 import time
 import weakref
@@ -79,7 +80,7 @@ def follow(source: BinaryIO, target: BinaryIO, size: int, *, until: Callable[[],
 
 def _copy_piece(source: BinaryIO, target: BinaryIO, size: int) -> int:
     """By the system, which shares the blocks until one is written to, where the file system can do that."""
-    if hasattr(os, "copy_file_range"):
+    if sys.platform != "win32" and hasattr(os, "copy_file_range"):
         try:
             return os.copy_file_range(source.fileno(), target.fileno(), size)
         except OSError as error:
@@ -108,7 +109,7 @@ class MappedFile(mmap.mmap):
         Measured: to make new memory takes longer than to copy into it, and two threads do both in little more
         than half the time. Only a read lets other threads run.
         """
-        if size < _THREADS_FROM_BYTES or not hasattr(os, "preadv"):
+        if size < _THREADS_FROM_BYTES or sys.platform == "win32":
             return bytes(memoryview(self)[begin : begin + size])
         # Its buffer can be written to, and becomes its value without a copy.
         made = io.BytesIO(bytes(size))

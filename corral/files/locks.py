@@ -69,13 +69,14 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Own the open file until it is closed or its process dies; False if another open file owns it."""
     if sys.platform == "win32":
         # Never shared there. One byte, far behind the first, since others cannot read what is locked.
+        position = os.lseek(descriptor, 0, os.SEEK_CUR)
         os.lseek(descriptor, 0x7FFF_FFFF, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except PermissionError:
             return False
         finally:
-            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.lseek(descriptor, position, os.SEEK_SET)
     else:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -89,13 +90,13 @@ def locked(descriptor: int) -> Iterator[None]:
     """Own the open file for the block; waits for others. Does nothing on Windows."""
     if sys.platform == "win32":
         yield
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        # A child of this process that has the file too would keep the lock beyond the close.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # A child of this process that has the file too would keep the lock beyond the close.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def open_locked(path: Path, flags: int) -> int | None:

@@ -18,6 +18,8 @@ _OTHERS_WRITE = 0o022
 def private_folder(path: Path) -> None:
     """Make the folder, or close one that is open to others and that is ours."""
     path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        return  # A folder of the user's is closed to others there, and has no mode.
     status = path.stat()
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid():
         path.chmod(FOLDER_MODE)

@@ -6,6 +6,8 @@ import errno
 import io
 import os
 import stat
+import sys
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -63,9 +65,34 @@ def read_regular(path: str | os.PathLike[str], *, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def open_folder(root: Path, parts: Iterable[str] = (), *, make: bool = False) -> int:
+class HeldFolder:
+    """A folder that somebody else may rename, or replace by a link: this is still the one that it was.
+
+    `path` is a way to it for this process alone. Where the system has none, it is the folder's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self._descriptor: int | None = None
+        if os.open in os.supports_dir_fd:
+            self._descriptor = os.open(folder, FOLDER_FLAGS)
+            weakref.finalize(self, os.close, self._descriptor)
+            if sys.platform == "linux":
+                self.path = Path(f"/proc/self/fd/{self._descriptor}")
+
+    @property
+    def status(self) -> os.stat_result:
+        return os.lstat(self.path) if self._descriptor is None else os.fstat(self._descriptor)
+
+    def open(self) -> int:
+        if self._descriptor is None:
+            return os.open(self.path, FOLDER_FLAGS)
+        return os.open(".", FOLDER_FLAGS, dir_fd=self._descriptor)
+
+
+def open_folder(root: Path | HeldFolder, parts: Iterable[str] = (), *, make: bool = False) -> int:
     """A descriptor of a folder below `root`, reached without following any link; the caller closes it."""
-    descriptor = os.open(root, FOLDER_FLAGS)
+    descriptor = root.open() if isinstance(root, HeldFolder) else os.open(root, FOLDER_FLAGS)
     for part in parts:
         try:
             if make:

@@ -7,6 +7,7 @@ import math
 import select
 import socket
 import struct
+import sys
 import threading
 from contextlib import suppress
 from typing import Any
@@ -54,6 +55,8 @@ class Channel:
         """Whether there is something to receive by then; that the other side is gone counts too."""
         if self._end_of_first():
             return True
+        if sys.platform == "win32":
+            return bool(select.select([self._socket], [], [], seconds)[0])
         look = select.poll()
         look.register(self._socket, select.POLLIN)
         return bool(look.poll(math.ceil(seconds * 1000)))

@@ -7,6 +7,7 @@ import ctypes
 import inspect
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -57,7 +58,8 @@ class Executor:
         self._batches = {
             name: Batcher(name, partial(self._run_batch, name), **table) for name, table in batches.items()
         }
-        signal.signal(signal.SIGUSR1, self._interrupted)
+        if sys.platform != "win32":
+            signal.signal(signal.SIGUSR1, self._interrupted)
 
     def submit(self, call: RunnerCall) -> None:
         with self._lock:
@@ -123,7 +125,7 @@ class Executor:
             return
         if task is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(task.cancel)
-        elif thread is not None and thread == self._main:
+        elif sys.platform != "win32" and thread is not None and thread == self._main:
             signal.pthread_kill(thread, signal.SIGUSR1)
         elif thread is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Cancelled))

@@ -68,6 +68,8 @@ def main() -> int:
 
 
 def _connect(folder: str) -> socket.socket:
+    if sys.platform == "win32":
+        raise OSError("Python has no Unix sockets there")
     sock = socket.socket(socket.AF_UNIX)
     # A path to a socket must be short, and folders may be deep: so it is named from within.
     here = os.getcwd()

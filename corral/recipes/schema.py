@@ -192,18 +192,24 @@ def _nearest(cls: type, key: str) -> str:
     refused: Mapping[str, str] = getattr(cls, "REFUSED", {})
     if key in refused:
         return refused[key]
-    for name, spec in known.items():
-        if key in spec.metadata.get("also", ()):
-            return f"it is called `{name}` here"
-    for name, _, tp in fields_of(cls):
-        inner = nested(tp)
-        for below, spec, _ in fields_of(inner) if inner else ():
-            if key == below or key in spec.metadata.get("also", ()):
-                return f"it is `{name}.{below}`"
+    if (name := setting_named(cls, key)) is not None:
+        return f"it is `{name}`" if "." in name else f"it is called `{name}` here"
     near = difflib.get_close_matches(key.lower(), list(known), n=1, cutoff=0.6)
     if near:
         return f"did you mean `{near[0]}`?"
     return "known here: " + ", ".join(sorted(known))
+
+
+def setting_named(cls: type, key: str) -> str | None:
+    """The setting, as `lora.rank`, that is called so here or elsewhere."""
+    for name, spec, _ in fields_of(cls):
+        if key == name or key in spec.metadata.get("also", ()):
+            return name
+    for name, _, tp in fields_of(cls):
+        inner = nested(tp)
+        if inner is not None and (below := setting_named(inner, key)) is not None:
+            return f"{name}.{below}"
+    return None
 
 
 def _convert(value: object, tp: Any, limits: Mapping[str, Any]) -> Any:

@@ -137,11 +137,8 @@ class ControlPlane:
 
     def _heard(self, topic: str, key: str) -> None:
         """What a commit announced, here or on another server."""
-        if topic == topics.TOPIC_READY:
-            lane, ready = parse_ready_key(key)
-            self.services.board.lanes.heard(lane, ready)
-            if self.services.board.may_start(lane):
-                self.services.long_polls.ready(lane.shape)
+        if topic in (topics.TOPIC_READY, topics.TOPIC_GROW, topics.TOPIC_ASSIGNED):
+            self._something_for_a_host(topic, key)
         elif topic == topics.TOPIC_QUOTA:
             self._soon(self.loops.look())
         elif topic in (topics.TOPIC_RUN, topics.TOPIC_LOG):
@@ -164,6 +161,19 @@ class ControlPlane:
         elif topic == topics.TOPIC_TOKEN:
             self.services.token_cache.forget(key)
             self._soon(self.services.streams.check())
+
+    def _something_for_a_host(self, topic: str, key: str) -> None:
+        board, polls = self.services.board, self.services.long_polls
+        if topic == topics.TOPIC_ASSIGNED:
+            polls.changed(HostId(key))
+            return
+        lane, ready = parse_ready_key(key)
+        if topic == topics.TOPIC_GROW:
+            board.growth.wants(lane, ready)
+        else:
+            board.lanes.heard(lane, ready)
+        if topic == topics.TOPIC_GROW or board.may_start(lane):
+            polls.ready(lane.shape)
 
     def _call_is_ready(self, key: str) -> None:
         pool, place = parse_ready_call(key)

@@ -10,7 +10,9 @@ from functools import partial
 from corral.core.hosts.samples import keep
 from corral.core.leases.expire import Sweeper
 from corral.core.queue.fair_share import add_usage
+from corral.core.queue.grow import growing
 from corral.core.queue.preemption import Preemptor
+from corral.core.queue.rooms import rooms_in_database
 from corral.core.schedules.fire import count_anew, fire
 from corral.core.storage.gc import GarbageCollector
 from corral.domain.calls import CallPool
@@ -78,17 +80,29 @@ class Loops:
 
         def unit(tx: Tx) -> tuple[list[tuple[Lane, ReadyRun]], list[CallPool], list[LeaseId]]:
             self._svc.board.shares.load(tx, self._svc.clock.now())
+            self._svc.board.growth.reconcile(growing(tx))
             ended = [one for one in self._svc.dispatch.leases() if not _is_live(tx, one)]
             return tx.runs.heads(), tx.calls.pools(), ended
 
         heads, pools, ended = await self._svc.store.read(unit)
+        await self._look_at_other_servers(heads)
         self._svc.dispatch.reconcile(pools)
         for lease_id in ended:
             self._svc.dispatch.lease_ended(lease_id)
         self._svc.board.lanes.check(heads)
         # Whoever has first refusal is asked anew: some may be away by now, and others back.
         self._svc.board.roster.changed()
-        self._svc.long_polls.ready_all({lane.shape for lane, _ in heads if self._svc.board.may_start(lane)})
+        waiting = {lane.shape for lane, _ in heads if self._svc.board.may_start(lane)}
+        self._svc.long_polls.ready_all(waiting | self._svc.board.growth.shapes())
+
+    async def _look_at_other_servers(self, heads: list[tuple[Lane, ReadyRun]]) -> None:
+        """A gang may need hosts whose claims wait at other servers; asked for only while one waits."""
+        svc = self._svc
+        needs = [svc.board.shapes.known(lane.shape) for lane, _ in heads]
+        if svc.store.alone or not any(need is not None and need.is_gang for need in needs):
+            return
+        now, away_s = svc.clock.now(), svc.policy.away_s
+        svc.board.rooms.learn(await svc.store.read(lambda tx: rooms_in_database(tx, now, away_s)))
 
     async def preempt(self) -> None:
         """Ask runs that allow it to make room for those of higher priority that fit nowhere."""

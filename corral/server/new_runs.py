@@ -22,12 +22,12 @@ from corral.wire.spec.run_file import RunSpec, ServiceTable
 MAX_SPEC_BYTES = 1 << 20
 
 
-def refuse_large_spec(name: str, spec: str) -> None:
+def refuse_large_spec(name: str, spec: str, *, what: str = "spec") -> None:
     """TooLarge if it is more than a user may have stored for one run. What is stored already is not asked."""
     size = len(spec.encode())
     if size > MAX_SPEC_BYTES:
         raise TooLarge(
-            f"the spec of {name} has {size} bytes as JSON, {MAX_SPEC_BYTES} at most are taken",
+            f"the {what} of {name} has {size} bytes as JSON, {MAX_SPEC_BYTES} at most are taken",
             hint="Put what is large into a file of the code, or give it as an input.",
         )
 
@@ -61,9 +61,9 @@ def _accepted(spec: RunSpec) -> NewRun:
         generation=1,
         priority=spec.priority,
         labels=canonical(spec.labels),
-        world_size=1,
-        min_ranks=1,
-        elastic=False,
+        world_size=spec.replicas.max,
+        min_ranks=spec.replicas.min,
+        elastic=spec.replicas.min < spec.replicas.max,
         retry_infrastructure=retries.infrastructure,
         retry_memory=retries.memory,
         retry_code=retries.code,

@@ -16,7 +16,7 @@ from corral.core.hosts.samples import SampleBuffer
 from corral.core.leases.outcomes import LeaseEnder
 from corral.core.logs import LogWriter
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.long_polls import ClaimDesk, LongPolls
 from corral.core.secrets import SecretRedactor
 from corral.core.wakeups import Wakeups

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import cache
 
 from pydantic import JsonValue as Json
 
 from corral.core.hosts.samples import FRESH_S
-from corral.core.leases.fence import cost_so_far
+from corral.core.leases.usage import cost_so_far
 from corral.core.policy import ServerPolicy
-from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import declared_of, effective_of
+from corral.core.queue.grants import Grant
 from corral.core.queue.why import RunStanding
 from corral.core.runs.group_results import settings_of
 from corral.core.runs.more_memory import asks_for_more
@@ -33,12 +33,6 @@ from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts import CapabilityReport, HostView
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec, render_argv
-
-
-@lru_cache(maxsize=1024)
-def _spec(text: str) -> RunSpec:
-    """Seeds and sweeps share most of a spec, retries all of it; the model is frozen, so it can be shared."""
-    return RunSpec.model_validate_json(text)
 
 
 class NameLookup:
@@ -87,7 +81,8 @@ def run_detail(tx: Tx, run: Run, *, now: float) -> RunDetail:
         for attempt in tx.attempts.of_run(run.id)
     ]
     view = run_view(tx, run, names)
-    spec = _spec(tx.runs.spec(run.id))
+    # Not kept for the next answer: a spec of 1 MiB may be 26 MiB as objects.
+    spec = RunSpec.model_validate_json(tx.runs.spec(run.id))
     told = {
         "progress": view.progress or _last_progress(tx, attempts),
         "params": settings_of(spec.params, spec.train),
@@ -160,7 +155,8 @@ def lease_json(grant: Grant, policy: ServerPolicy) -> str:
             "memory_retries": run.used_memory,
         }
     )
-    return f'{text[:-1]},"gpus":{lease.gpus},"spec":{grant.spec}}}'
+    place = "" if grant.place is None else f',"place":{canonical(grant.place._asdict())}'
+    return f'{text[:-1]}{place},"gpus":{lease.gpus},"spec":{grant.spec}}}'
 
 
 def host_view(

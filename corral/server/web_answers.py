@@ -18,7 +18,9 @@ from corral.domain.errors import CorralError
 # So much of a large answer may stand before its body.
 HEAD_BYTES = 256 << 10
 TAIL_BYTES = 64
-_BODY_KEY = re.compile(rb'"body"\s*:\s*"')
+_OPEN, _COLON, _COMMA = (re.compile(rf"[ \t\r\n]*{sign}[ \t\r\n]*") for sign in (r"\{", ":", ","))
+_QUOTE = re.compile('"')
+_DECODER = json.JSONDecoder()
 _TAIL = re.compile(rb'(={0,2})("\s*\}\s*)\Z')
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]{0,8192}")
@@ -73,15 +75,36 @@ def find_body(first: bytes, last: bytes, size: int) -> tuple[WebHead, BodyPlace]
     tail = _TAIL.search(last[-TAIL_BYTES:])
     if tail is None:
         raise _malformed("its body is not its last key")
-    for key in _BODY_KEY.finditer(first):
-        without_body = first[: key.end()] + b'"}'
-        end = size - len(tail[2])
-        length = end - key.end()
-        # A header may have the same name: then its brackets do not match.
-        if _is_whole(without_body) and length >= 0 and length % 4 == 0:
-            place = BodyPlace(key.end(), end, length // 4 * 3 - len(tail[1]))
-            return _head(_table(without_body)), place
-    raise _malformed("its body does not follow its head")
+    start, end = _body_start(first), size - len(tail[2])
+    length = end - start
+    if length < 0 or length % 4:
+        raise _malformed("its body is not base64")
+    place = BodyPlace(start, end, length // 4 * 3 - len(tail[1]))
+    return _head(_table(first[:start] + b'"}')), place
+
+
+def _body_start(first: bytes) -> int:
+    """Where the text of the answer's own key `body` begins. What stands before it is read once."""
+    # One character for each byte: places are the same, and what is no ASCII stands in texts alone.
+    text = first.decode("latin-1")
+    try:
+        at = _behind(_OPEN, text, 0)
+        while True:
+            key, at = _DECODER.raw_decode(text, at)
+            at = _behind(_COLON, text, at)
+            if key == "body":
+                return _behind(_QUOTE, text, at)
+            _, at = _DECODER.raw_decode(text, at)
+            at = _behind(_COMMA, text, at)
+    except (ValueError, RecursionError):
+        raise _malformed("its body does not follow its head") from None
+
+
+def _behind(sign: re.Pattern[str], text: str, at: int) -> int:
+    found = sign.match(text, at)
+    if found is None:
+        raise ValueError(f"no {sign.pattern} at {at}")
+    return found.end()
 
 
 def decoded(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -105,14 +128,6 @@ def _table(text: bytes) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise _malformed("it is not an object")
     return answer
-
-
-def _is_whole(text: bytes) -> bool:
-    try:
-        _table(text)
-    except BadGateway:
-        return False
-    return True
 
 
 def _head(answer: Mapping[str, Any]) -> WebHead:

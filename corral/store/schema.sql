@@ -85,6 +85,8 @@ CREATE INDEX runs_preemptible ON runs (priority, id) WHERE state = 'running' AND
 CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
 -- Who has a place in a group, and how many are in which state, without reading the runs.
 CREATE INDEX runs_in_group ON runs (group_id, state, id) WHERE group_id IS NOT NULL;
+-- Runs that may grow, without reading all that run.
+CREATE INDEX runs_elastic ON runs (id) WHERE state = 'running' AND elastic = 1;
 -- Who is left of a schedule, without reading all that ever ended.
 CREATE INDEX runs_of_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
@@ -137,6 +139,8 @@ CREATE TABLE ranks (
     lease_id TEXT,
     reason TEXT,
     exit_code INTEGER,
+    -- How often it was started again.
+    restarts INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, attempt, rank)
 )/*sqlite  WITHOUT ROWID*/;
 

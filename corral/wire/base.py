@@ -54,6 +54,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
+    def elsewhere(cls, key: str) -> str:
+        """Of a key that it does not have: where that belongs, as the end of a message; empty if unknown."""
+        return ""
+
+    @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
         _stop_at_first_fault(handler.resolve_ref_schema(schema))
@@ -177,9 +182,9 @@ def _place(location: tuple[int | str, ...]) -> str:
     return path or WHOLE
 
 
-def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys allowed beside the one at `location`. Parts that name no field are indexes, keys of a table
-    of tables, or the members of unions, which pydantic names too."""
+def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The one whose key is at `location`. Parts that name no field are indexes, keys of a table of tables, or
+    the members of unions, which pydantic names too."""
     parts = iter(location[:-1])
     for part in parts:
         field = model.model_fields.get(str(part))
@@ -187,7 +192,14 @@ def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list
             model = nested
             if get_origin(field.annotation) is dict:
                 next(parts, None)
-    return list(model.model_fields)
+    return model
+
+
+def _unknown(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """What a key may be that is not known there."""
+    at, key = _model_at(model, location), str(location[-1])
+    belongs = at.elsewhere(key) if issubclass(at, Strict) else ""
+    return UNKNOWN_KEY + (belongs or did_you_mean(key, at.model_fields, 0.5))
 
 
 def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
@@ -212,7 +224,7 @@ def explain(
     fields: list[FieldError] = []
     for location, message in faults(error.errors(include_url=False, include_input=False)):
         if message == UNKNOWN_KEY:
-            message += did_you_mean(str(location[-1]), _known_keys(model, location), 0.5)
+            message = _unknown(model, location)
         fields.append(FieldError(_place((under, *location) if under else location), message))
     lines = "; ".join(f.message if f.path == WHOLE else f"`{f.path}` {f.message}" for f in fields[:20])
     return InvalidInput(f"{what} is not valid: {lines}", hint=hint, fields=fields)

@@ -116,4 +116,4 @@ def _is_member(item: Mapping[str, Any]) -> bool:
     """Whether the last part of its place is pydantic's name of a kind, and not a key."""
     last = str(item["loc"][-1]) if item["loc"] else ""
     named = last in ("bool", "int", "float", "str") or last.startswith(("list[", "dict[", "function-"))
-    return named and item["type"] in _KINDS and item["type"].endswith("_type")
+    return named and "{" not in _KINDS.get(item["type"], "{")

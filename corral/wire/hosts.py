@@ -97,6 +97,10 @@ class CapabilityReport(Strict):
         default={}, max_length=1024, description="Programs and packages that were asked for."
     )
 
+    address: str | None = Field(
+        None, max_length=255, pattern=r"^[0-9A-Za-z.:%_-]+$", description="Where other hosts reach its ranks."
+    )
+
     def capability(self) -> Capability:
         gpus = None if self.gpus is None else tuple(Gpu(**gpu.model_dump()) for gpu in self.gpus)
         return Capability(**{**self.model_dump(exclude={"gpus"}), "gpus": gpus, "labels": tuple(self.labels)})

@@ -73,6 +73,17 @@ class Resume(Answer):
     step: int | None = None
 
 
+class RankPlaceView(Answer):
+    """Where a rank of several is among the others."""
+
+    local_rank: int = Field(description="Its number among those on the same host.")
+    local_world_size: int = Field(description="How many are on the same host.")
+    master_addr: str = Field(description="Where rank 0's host is reached from this one.")
+    local_gpus: list[int] = Field(
+        [], description="The GPUs of all ranks on the host, where each rank has one to itself."
+    )
+
+
 class LeaseView(Answer):
     id: str
     run_id: str
@@ -89,6 +100,7 @@ class LeaseView(Answer):
     wall_left_s: float | None = None
     log_quota_bytes: int
     resume: Resume | None = None
+    place: RankPlaceView | None = Field(None, description="Of a run of several ranks.")
     spec: Annotated[RunSpec, known_only(RunSpec)]
 
 

@@ -14,6 +14,7 @@ from corral.wire.errors import ErrorField
 from corral.wire.hosts import HostTable
 from corral.wire.spec.identity import POLICY
 from corral.wire.spec.run_file import BuiltEnvironment, PackedSpec, RunSpec
+from corral.wire.spec.submitted import without_instances
 from corral.wire.spec.train import each
 
 MAX_RUNS = 50_000
@@ -86,7 +87,7 @@ class ApplyRequest(Strict):
     @field_validator("specs")
     @classmethod
     def _train_tables_are_valid(cls, value: list[PackedSpec]) -> list[PackedSpec]:
-        return each(value, PackedSpec.checked)
+        return each(without_instances(value), PackedSpec.checked)
 
     @field_validator("runs")
     @classmethod

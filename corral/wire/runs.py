@@ -12,6 +12,7 @@ from corral.wire.base import Answer, AnswerPage, Name, PlainText, RequestId, Str
 from corral.wire.faults import Form
 from corral.wire.hosts import GpuSampleView
 from corral.wire.spec.run_file import RunSpec, Scalar
+from corral.wire.spec.submitted import without_instances
 from corral.wire.spec.train import each
 
 RunName = Annotated[str, Field(min_length=1, max_length=100)]
@@ -20,10 +21,11 @@ LabelText = Annotated[
 ]
 
 
-# With tables of `[train]` that the recipes accept.
+# No instances, and with tables of `[train]` that the recipes accept.
 RunSpecs = Annotated[
     list[RunSpec],
     Field(min_length=1, max_length=10_000),
+    AfterValidator(without_instances),
     AfterValidator(lambda specs: each(specs, RunSpec.checked)),
 ]
 
@@ -76,6 +78,7 @@ class RankView(Answer):
     host: str | None = None
     reason: str | None = None
     exit_code: int | None = None
+    restarts: int = Field(0, description="How often it was started again, over all attempts.")
     sample: RankSampleView | None = Field(None, description="While it runs.")
 
 

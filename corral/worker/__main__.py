@@ -16,17 +16,19 @@ import psutil
 import corral.lean_imports  # noqa: F401 - before anything that imports httpx
 
 # isort: split
-from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
+from corral.domain.hosts.capability import lacks
 from corral.domain.ids import is_name
 from corral.files.atomic import write_whole
 from corral.files.locks import exclusive
 from corral.files.private import keep_files_private, private_folder
 from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
-from corral.worker.child.strays import become_subreaper
+from corral.worker.child.system import become_subreaper
 from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.context import WorkerContext
 from corral.worker.credential import CredentialRotation, WorkerCredential, wait_for_identity
+from corral.worker.host.address import own_address
 from corral.worker.host.gpus import CUDA, GpuProbe
 from corral.worker.host.health import HostHealth
 from corral.worker.host.isolation import Isolation
@@ -103,8 +105,13 @@ def work(settings: Settings, child_umask: int) -> int:
     if isolation.why_not is not None:
         logger.warning("runs share this host's user: %s", isolation.why_not)
     gpus = GpuProbe(cuda=CUDA if settings.gpu_check == "on" else None)
-    machine = HostProbe(settings.worker_home, labels, environ, gpus=gpus, isolation=isolation)
+    address = partial(_address, settings, credential)
+    machine = HostProbe(
+        settings.worker_home, labels, environ, gpus=gpus, isolation=isolation, address=address
+    )
     capability = machine.capability()
+    for missing in lacks(capability.os):
+        logger.warning("this host does without %s", missing)
     slots = settings.worker_slots or identity.slots or default_slots(capability)
     host = WorkerContext(
         home=settings.worker_home,
@@ -119,6 +126,7 @@ def work(settings: Settings, child_umask: int) -> int:
         engine_env=engine_environment(environ),
         child_umask=child_umask,
         isolation=isolation,
+        address=address,
     )
     agent = Agent(
         host,
@@ -139,6 +147,15 @@ def work(settings: Settings, child_umask: int) -> int:
     agent.drain()
     logger.info("drained")
     return 0
+
+
+def _address(settings: Settings, credential: WorkerCredential) -> str:
+    if settings.worker_address is not None:
+        return settings.worker_address
+    try:
+        return own_address(credential.url())
+    except ServerUnreachable:
+        return own_address(None)
 
 
 def _labels(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailabl
 from corral.domain.hosts.capability import Capability
 from corral.wire.hosts import CapabilityReport
 from corral.wire.leases import ClaimAnswer, ClaimRequest, LeaseView, RamReport
-from corral.worker.child.strays import reap_orphans, sweep
+from corral.worker.child.system import reap_orphans, sweep
 from corral.worker.context import WorkerContext
 from corral.worker.job import LeaseJob
 from corral.worker.prepare.environments import Environments

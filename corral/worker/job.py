@@ -17,7 +17,7 @@ from corral.domain.paths import BadPath
 from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView
-from corral.worker.child.process import Exit
+from corral.worker.child.command import Exit
 from corral.worker.child.supervise import Supervision
 from corral.worker.child.verdict import ENGINE_CODES, failed, stopped, verdict, without_secrets
 from corral.worker.context import WorkerContext
@@ -120,6 +120,7 @@ class LeaseJob:
             self._deliver_plainly(failed(Reason.UNKNOWN, why))
         finally:
             self._beater.end()
+            self._context.ports.give_back(self.lease.id)
             self._workspace.remove()
 
     def _run(self) -> None:

@@ -25,7 +25,7 @@ from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
 from corral.worker.prepare.environments import Environments
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 
 # What this process starts.
 STARTED: list[str] = []

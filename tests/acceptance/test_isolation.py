@@ -20,7 +20,8 @@ from support.waiting import eventually
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import BuiltEnvironment
 from corral.worker.child import view
-from corral.worker.child.process import Child, Command
+from corral.worker.child.command import Command
+from corral.worker.child.process import Child
 from corral.worker.child.shim import prctl
 from corral.worker.host.isolation import Isolation, try_it
 from corral.worker.prepare.preparation import Preparation, PreparationFailed
@@ -201,7 +202,6 @@ def test_what_lies_in_the_hidden_home_of_the_workers_user_is_shared_as_before(tm
     assert (hidden, writable) == ([str(home)], True)
     assert {path: write for path, write in paths if Path(path).is_relative_to(home)} == {
         str(home / ".cache"): True,
-        str(home / ".cache" / "corral" / "git"): False,
         str(home / ".nv"): True,
         str(home / ".triton"): True,
         str(home / "env"): False,
@@ -259,6 +259,38 @@ def test_a_link_that_a_run_leaves_in_a_cache_is_not_followed_by_the_worker(tmp_p
 
     assert elsewhere not in made.shared
     assert home / ".cache" in made.shared
+
+
+def test_a_link_in_a_folder_that_the_operator_opened_is_not_followed_either(tmp_path: Path) -> None:
+    """ATK-25: a cache that lies in it, however deep, is shown with it."""
+    home, scratch, elsewhere = tmp_path / "home", tmp_path / "scratch", tmp_path / "elsewhere"
+    for folder in (home, scratch / "models", elsewhere):
+        folder.mkdir(parents=True)
+    (scratch / "models" / "hf").symlink_to(elsewhere)
+    env = {"HOME": str(home), "HF_HOME": str(scratch / "models" / "hf")}
+
+    made = Isolation.of("auto", [home / ".corral"], env, allowed=[scratch])
+
+    assert elsewhere not in made.shared
+    assert scratch in made.shared
+
+
+def test_nothing_that_corral_trusts_lies_where_runs_may_write(tmp_path: Path) -> None:
+    """ATK-21: a run could rename the folder around it, and put a link in its place for the next run."""
+    home = tmp_path / "home"
+    (home / ".cache" / "corral").mkdir(parents=True)
+    (home / ".corral").mkdir()
+    (home / ".corral" / "operator.token").write_text("the operator's")
+    (home / ".cache" / "corral" / "git").symlink_to(home / ".corral" / "operator.token")
+    made = Isolation.of("auto", [home / ".corral"], {"HOME": str(home)})
+
+    shown = made.view(mine=[], given=[])
+
+    assert shown is not None
+    assert [path for path, _ in shown[1] if Path(path).is_relative_to(home / ".corral")] == []
+    writable = [Path(path) for path, write in shown[1] if write and Path(path).is_relative_to(home)]
+    read_only = [Path(path) for path, write in shown[1] if not write]
+    assert [path for path in read_only if any(path.is_relative_to(one) for one in writable)] == []
 
 
 # Prints what it could change, by the name of the way.

@@ -228,7 +228,7 @@ def test_a_killed_workers_run_resumes_at_once_and_nothing_of_it_survives(slow_pl
     assert len(before) == 2
 
     plane.kill_worker(worker)
-    eventually(lambda: not set(before) & set(marked(worker.data_dir)), "the shim to kill them", within_s=5)
+    eventually(lambda: not set(before) & set(marked(worker.data_dir)), "the shim to kill them", within_s=30)
     plane.start_worker(worker)
 
     run = wait_final(corral, run_id)

@@ -37,8 +37,8 @@ FAULTS = {
     # Wrong types.
     "argv": ('argv = "true"', "argv", "list"),
     "argv of numbers": ("argv = [1, 2]", "argv[0]", "string"),
-    "gpus": ('argv = ["true"]\n[resources]\ngpus = "two"', "resources.gpus", "integer"),
-    "half a gpu": ('argv = ["true"]\n[resources]\ngpus = 0.5', "resources.gpus", "integer"),
+    "gpus": ('argv = ["true"]\n[resources]\ngpus = "two"', "resources.gpus", "whole number"),
+    "half a gpu": ('argv = ["true"]\n[resources]\ngpus = 0.5', "resources.gpus", "whole number"),
     "size": ('argv = ["true"]\n[resources]\nmin_ram = "8 gigs"', "resources.min_ram", "24GiB"),
     "duration": ('argv = ["true"]\nwall_limit = "soon"', "wall_limit", "is not a duration"),
     "a date": ('argv = ["true"]\nname = 2026-01-01', "name", "string"),

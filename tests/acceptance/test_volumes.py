@@ -28,7 +28,7 @@ from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
 from corral.wire.quotas import QuotaRequest
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

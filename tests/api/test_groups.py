@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named
+from support.waiting import eventually
 
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
@@ -23,13 +29,18 @@ def test_latest_is_the_newest_that_the_caller_submitted(live: LiveServer, worker
     mine, other = (str(live.token("user", named("user"))["token"]) for _ in range(2))
     own = live.submit(token=mine)
     live.submit(token=other)
-    live.submit(token=mine, argv=[], kind="service", service={"entry": {}})
+    app = named("app")
+    spec = {"kind": "service", "service": {"entry": {}}, "resources": {"hosts": ["nobody"]}}
+    body = {"name": app, "spec": spec, "functions": {"f": {}}, "scaling": {"min": 1}}
+    live.ok("POST", "/v1/endpoints", body, token=mine)
+    eventually(lambda: live.ok("GET", "/v1/runs", params={"name": app})["items"], "its instance")
 
     with Corral(live.url, mine) as corral, Corral(live.url, str(live.token("user")["token"])) as nobody:
         assert corral.runs.get("latest").id == own
         assert corral.runs.cancel("latest").id == own
         with pytest.raises(NotFound, match="you have submitted no run yet"):
             nobody.runs.get("latest")
+    live.ok("DELETE", f"/v1/endpoints/default/{app}")
 
 
 def test_a_name_means_the_newest_group_and_an_id_that_group_alone(live: LiveServer) -> None:
@@ -117,3 +128,25 @@ def test_the_seeds_of_a_group_run_at_once_where_there_is_room(live: LiveServer, 
 
     assert {lease["run_id"] for lease in answer["leases"]} == set(runs)
     assert {live.ok("GET", f"/v1/runs/{run}")["state"] for run in runs} == {"running"}
+
+
+def test_a_group_that_is_followed_ends_with_its_counts(
+    live: LiveServer, worker: FakeHost, tmp_path: Path
+) -> None:
+    """They stood above the last lines that its runs had printed."""
+    group, _ = submit(live, named("grid"), *({"resources": {"hosts": [worker.name]}} for _ in range(3)))
+    for _ in range(3):
+        lease = worker.claim()
+        lines = [{"at": 1.0, "stream": "stdout", "text": f"line {n}"} for n in range(50)]
+        lease.ok("POST", "events", {"seq": 1, "logs": lines})
+        lease.ok("POST", "finish", {})
+    env = {**os.environ, "CORRAL_HOME": str(tmp_path), "CORRAL_URL": live.url, "CORRAL_TOKEN": live.operator}
+
+    command = [sys.executable, "-m", "corral", "logs", "--follow", "--group", group]
+    said = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+
+    lines_seen = said.stdout.splitlines()
+    assert len(lines_seen) == 151
+    assert lines_seen[-1] == "corral: 3 succeeded"

@@ -22,7 +22,7 @@ from corral.functions import serialize as codec
 from corral.functions.packaging.package import pack
 from corral.instance.load import CannotLoad, load
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Unpicklable(Exception):

@@ -27,7 +27,7 @@ from corral.functions.find_app import find_app
 from corral.functions.http_backend import HttpBackend
 from corral.wire.endpoints import EndpointView
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 CORRAL = str(Path(sys.executable).with_name("corral"))
 _NUMBERS = itertools.count(1)
 

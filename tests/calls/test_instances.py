@@ -16,7 +16,7 @@ from corral.core.endpoints.scaling import SURE_AFTER_S
 from corral.functions import backend
 from corral.wire.endpoints import Scaling
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from corral.client.runs import RunQuery
 from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 SLOTS = 2
 
 

@@ -20,7 +20,7 @@ from corral.functions import backend
 from corral.functions import serialize as codec
 from corral.wire.tokens import TokenRequest
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from calls import web_functions_for_tests as quay
 from calls.conftest import Scene
 from corral.functions import backend
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from support.local_cluster import FINAL_STATES, printed, python, result
 from corral.client.corral import Corral
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
-from corral.wire.spec.tables import RetryBudgets
+from corral.wire.spec.tables import Replicas, RetryBudgets
 
 LINES = 2000
 STEPS = 5
@@ -52,6 +52,8 @@ for step in range(first + 1, {STEPS} + 1):
 """
     + SIGN
 )
+# All ranks of an attempt, or none: each waits a while, so that some die while others live.
+GANG = "print('rank', env['RANK'], 'of', env['WORLD_SIZE'], flush=True); time.sleep(0.5)" + SIGN
 FAILER = "print('failing'); sys.exit(3)"
 ABORTER = "print('aborting', flush=True); os.kill(os.getpid(), signal.SIGABRT); time.sleep(60)"
 
@@ -63,6 +65,7 @@ class Kind:
     said: Callable[[dict[str, bytes]], list[str]]
     exit_code: int = 0
     signal: int | None = None
+    ranks: int = 1
 
     @property
     def succeeds(self) -> bool:
@@ -71,7 +74,8 @@ class Kind:
     def spec(self, name: str) -> RunSpec:
         """Budgets so large that no kill uses them up; a run that fails by itself does so at once."""
         retries = RetryBudgets(infrastructure=1000, code=1000 if self.succeeds else 0)
-        return python(self.code, name=name, retries=retries)
+        ranks = Replicas(min=self.ranks, max=self.ranks)
+        return python(self.code, name=name, retries=retries, replicas=ranks)
 
 
 def _steps(files: dict[str, bytes]) -> list[str]:
@@ -85,6 +89,7 @@ KINDS = {
     "sleeper": Kind(SLEEPER, lambda _: ["asleep", "awake"]),
     "forker": Kind(FORKER, lambda _: ["forked"]),
     "resumer": Kind(RESUMER, _steps),
+    "gang": Kind(GANG, lambda _: ["rank 0 of 3"], ranks=3),
     "failer": Kind(FAILER, lambda _: ["failing"], exit_code=3),
     "aborter": Kind(ABORTER, lambda _: ["aborting"], signal=SIGABRT),
 }
@@ -99,7 +104,8 @@ def check_run(corral: Corral, run_id: str, *, was_killed: bool) -> list[str]:
     epochs = [event.data["epoch"] for event in events if event.type == "claim"]
     if len(ends) != 1:
         found.append(f"it ended {len(ends)} times: {ends}")
-    if epochs != list(range(1, len(epochs) + 1)):
+    ranks = KINDS[run.name].ranks
+    if epochs != [ranks * n for n in range(1, len(epochs) + 1)]:
         found.append(f"its epochs were {epochs}")
     return [f"{run.name} {run_id}: {what}" for what in found]
 
@@ -123,7 +129,9 @@ def _wrong_success(corral: Corral, run: RunDetail, kind: Kind) -> list[str]:
     if run.state != "succeeded" or run.artifact_id is None:
         return [f"it is {run.state} ({run.reason}: {run.detail}) with artifact {run.artifact_id}"]
     found = []
-    (rank,) = run.attempts[-1].ranks
+    rank, *others = run.attempts[-1].ranks
+    if any(other.state != "done" for other in others) or len(others) + 1 != kind.ranks:
+        found.append(f"its ranks are {[other.state for other in others]}")
     made = corral.artifacts.get(run.artifact_id)
     if (made.run_id, made.attempt, made.epoch) != (run.id, run.attempt, rank.epoch):
         found.append(f"its artifact was made by {made.run_id} {made.attempt} {made.epoch}")

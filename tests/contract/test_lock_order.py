@@ -16,10 +16,11 @@ from corral.core.audit import Author
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.manifests.apply import Apply
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
-from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
+from corral.core.queue.board import Board
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
+from corral.core.queue.grants import Grant
 from corral.core.queue.lanes import Lanes
 from corral.core.runs.submit import submit
 from corral.domain.hosts.hosts import Host

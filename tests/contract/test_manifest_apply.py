@@ -17,7 +17,7 @@ from corral.core.leases.fence import expire
 from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, plan
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares

@@ -6,6 +6,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from corral.engine.reports.report import (
     SAMPLES_MAX,
     RunRecord,
@@ -101,5 +103,18 @@ def test_the_end_says_before_and_after_with_intervals() -> None:
     text = "\n".join(summary(record(), "loss"))
 
     assert "loss: 4.0000 -> 1.0000" in text
-    assert "eval_reward before: 0.3333 [" in text
-    assert "eval_reward after 4 steps: 1 [" in text
+    assert "eval_reward before training: 0.3333 (95% interval " in text
+    assert "eval_reward after 4 steps: 1 (95% interval " in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "said"),
+    [
+        ("eval_loss", [2.5], "2.5 (over 1 held-out row)"),
+        ("eval_reward", [1.0, 1.0], "1 (95% interval 0.3424 to 1, over 2 tasks)"),
+        ("eval_loss", [2.0, 2.0, 2.0], "2 (95% interval 2 to 2, over 3 held-out rows)"),
+    ],
+)
+def test_an_evaluation_says_what_its_numbers_are(metric: str, values: list[float], said: str) -> None:
+    """It was `2.5 [2.1, 2.9] (of 64)`: of what, and what was in brackets, was left to guess."""
+    assert str(Evaluation(0, metric, interval(values), values)) == said

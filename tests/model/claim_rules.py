@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from corral.domain.ids import RunId
+from corral.core.queue.grants import ASSIGNED
+from corral.domain.ids import LeaseId, RunId
 from model.base import Base
 from model.model import AGAIN_S, Host, Run
 from model.tables import LEASED
@@ -23,6 +24,7 @@ def capability(host: Host) -> dict[str, Any]:
         "cores": 8,
         "gpus": [{"index": i, "name": "H100"} for i in range(host.gpus)],
         "labels": list(host.labels),
+        "address": "10.0.0.1",
     }
 
 
@@ -62,6 +64,17 @@ class ClaimRules(Base):
         found = self._hungry()
         host = found[which % len(found)]
         self._claim(host, self._body(host, most))
+
+    def _a_gang_waits(self) -> bool:
+        return any(run.size > 1 and run.state == "queued" for run in self.model.runs.values())
+
+    @precondition(_a_gang_waits)
+    @rule(times=st.integers(1, 2))
+    def every_host_polls(self, times: int) -> None:
+        """A gang that fits starts with the last of them; the second time, each has what it was assigned."""
+        for host in self.model.hosts * times:
+            if not host.revoked:
+                self._claim(host, self._body(host, 2))
 
     def _body(self, host: Host, most: int) -> dict[str, Any]:
         return {
@@ -109,11 +122,46 @@ class ClaimRules(Base):
         if earlier:
             assert granted == earlier
             return
-        self._check_choice(host, body["max_leases"], ready, [lease["run_id"] for lease in answer["leases"]])
+        self._take_up(host, body)
+        self._gangs_started()
+        alone = [lease for lease in answer["leases"] if lease["world_size"] == 1]
+        gangs = len(answer["leases"]) - len(alone)
+        self._check_choice(host, body["max_leases"] - gangs, ready, [lease["run_id"] for lease in alone])
         # A second answer lists them by their random ids; the model's order must not depend on those.
-        for shown in sorted(answer["leases"], key=lambda x: self.model.runs[x["run_id"]].age):
+        for shown in sorted(alone, key=lambda x: self.model.runs[x["run_id"]].age):
             self._granted(host, request_id, shown)
+        mine = [x for x in self.model.live(host=host) if x.request_id == request_id]
+        assert {lease.id for lease in mine} == granted
         self._made_to_wait()
+
+    def _take_up(self, host: Host, body: dict[str, Any]) -> None:
+        """What was assigned to the host while it did not ask is in the answer, as far as it can take it."""
+        assigned = [lease for lease in self.model.live(host=host) if lease.request_id == ASSIGNED]
+        if not host.works_at(self.now):
+            return
+        for lease in assigned:
+            row = self.world.read(lambda tx, lease=lease: tx.leases.get(LeaseId(lease.id)))  # type: ignore[misc]
+            assert row is not None
+            lease.request_id, lease.boot_id = row.request_id, row.boot_id
+        left = [lease for lease in assigned if lease.request_id == ASSIGNED]
+        assert len(left) == max(0, len(assigned) - body["max_leases"])
+
+    def _gangs_started(self) -> None:
+        """All ranks of a gang have leases, or none has; each on a host that may take it and has room."""
+        for run in [run for run in self.model.runs.values() if run.size > 1 and run.state == "queued"]:
+            row = self.world.read(lambda tx, run=run: tx.runs.get(RunId(run.id)))  # type: ignore[misc]
+            assert row is not None
+            if row.state != "running":
+                continue
+            live = self.world.read(lambda tx, run=run: tx.leases.live_of_run(RunId(run.id)))  # type: ignore[misc]
+            assert [lease.rank for lease in live] == list(range(run.size))
+            hosts = {host.id: host for host in self.model.hosts}
+            self.model.claim_gang(run, [(x.id, hosts[x.host_id], x.request_id) for x in live], self.now)
+            for lease in live:
+                on = hosts[lease.host_id]
+                assert on.works_at(self.now)
+                assert on.admits(run.project)
+                assert len(self.model.live(host=on)) <= on.room
 
     def _made_to_wait(self) -> None:
         """A claim that comes by a run whose group is full makes it wait; which ones is its own affair."""

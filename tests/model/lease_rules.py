@@ -47,7 +47,8 @@ class LeaseRules(Base):
         self.model.touch(lease, self.now)
         lease.seq += 1
         lease.active_at = self.now
-        lease.run.logs += [(lease.attempt, record["text"]) for record in body["logs"]]
+        if lease.rank == 0:
+            lease.run.logs += [(lease.attempt, record["text"]) for record in body["logs"]]
         for _ in range(notes):
             lease.run.note("note")
         again = self.lease_call(lease, "POST", "events", body).body
@@ -116,8 +117,8 @@ class LeaseRules(Base):
 
     def _end(self, lease: Lease, kind: str, body: dict[str, Any]) -> None:
         answer = self.lease_call(lease, "POST", kind, body).body
-        assert answer == self.model.end(lease, kind, body, self.now)
         lease.outcome = (kind, body, answer)
+        assert answer == self.model.end(lease, kind, body, self.now)
 
     @precondition(lambda self: any(x.outcome for x in self.dead()))
     @rule(which=pick)
@@ -137,7 +138,8 @@ class LeaseRules(Base):
         """Promise 2 (FL-D29, FL-D38, FL-D41): no beat, event, blob, artifact, object, secret or outcome."""
         found = self.dead()
         lease = found[which % len(found)]
-        assert self.lease_call(lease, "POST", "beat", {}).body["action"] == "lost"
+        said = self.lease_call(lease, "POST", "beat", {}).body["action"]
+        assert said == self.model.beat(lease, self.now, None) == "lost"
         self._refused(lease, lease.epoch)
         late = {"ran_s": 999, "reason": "code_error"}
         status = 409 if lease.outcome else 410

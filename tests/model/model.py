@@ -54,7 +54,7 @@ class Host:
         return f"boot-{self.name}-{self.boot}"
 
     def fits(self, shape: str) -> bool:
-        return {"any": True, "gpu": self.gpus > 0, "big": "big" in self.labels, "cuda": True}[shape]
+        return {"gpu": self.gpus > 0, "big": "big" in self.labels}.get(shape, True)
 
     @property
     def room(self) -> int:
@@ -141,6 +141,8 @@ class Run:
     held_for: str | None = None
     group: Group | None = field(default=None, repr=False)
     waits: tuple[str, int] | None = None
+    # How many ranks it has: all start together, and the first that ends takes the others along.
+    size: int = 1
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
 
     def comes_after(self, parents: list[tuple[Run, str]]) -> None:
@@ -255,6 +257,7 @@ class Lease:
     request_id: str
     attempt: int
     epoch: int
+    rank: int
     gpus: int
     granted_at: float
     expires_at: float
@@ -270,6 +273,14 @@ class Lease:
     # The path and body of what closed it, and the answer it got.
     outcome: tuple[str, dict[str, Any], Any] | None = None
     outputs: list[str] = field(default_factory=list)
+    # It was taken away because another rank's host was lost, which may still bring it back.
+    fenced: bool = False
+    # The other ranks of the same attempt.
+    others: list[Lease] = field(default_factory=list, repr=False)
+
+    @property
+    def is_done(self) -> bool:
+        return self.outcome is not None and self.outcome[0] == "finish"
 
     def count(self) -> float:
         """How long it is known to have run: to its last beat. Nothing later proves anything."""
@@ -278,7 +289,9 @@ class Lease:
 
     @property
     def may_return(self) -> bool:
-        return self.state == "expired" and self.run.epoch == self.epoch and self.run.state == "queued"
+        newest = self.run.attempt == self.attempt and self.run.state == "queued"
+        whole = all((other.state == "expired" and other.fenced) or other.is_done for other in self.others)
+        return self.state == "expired" and not self.fenced and newest and whole
 
     @property
     def usable(self) -> bool:
@@ -331,6 +344,7 @@ class Model:
             run
             for run in self.runs.values()
             if run.state == "queued"
+            and run.size == 1
             and host.fits(run.shape)
             and host.admits(run.project)
             and (run.group is None or not run.group.is_full)
@@ -350,8 +364,34 @@ class Model:
     def claim(self, run: Run, lease_id: str, host: Host, request_id: str, now: float) -> Lease:
         wanted = run.shape in ("gpu", "cuda") and self.free_gpus(host) > 0
         run.attempt += 1
-        run.epoch += 1
         run.move("claim")
+        run.result = None
+        return self._lease(run, lease_id, host, request_id, now, gpus=int(wanted))
+
+    def claim_gang(self, run: Run, found: list[tuple[str, Host, str]], now: float) -> None:
+        """All its ranks, in their order: the lease, its host, and the request that got it."""
+        run.attempt += 1
+        run.move("claim")
+        run.result = None
+        made = [
+            self._lease(run, lease_id, host, request_id, now, rank=rank)
+            for rank, (lease_id, host, request_id) in enumerate(found)
+        ]
+        for lease in made:
+            lease.others = [other for other in made if other is not lease]
+
+    def _lease(
+        self,
+        run: Run,
+        lease_id: str,
+        host: Host,
+        request_id: str,
+        now: float,
+        *,
+        rank: int = 0,
+        gpus: int = 0,
+    ) -> Lease:
+        run.epoch += 1
         lease = Lease(
             id=lease_id,
             run=run,
@@ -360,7 +400,8 @@ class Model:
             request_id=request_id,
             attempt=run.attempt,
             epoch=run.epoch,
-            gpus=int(wanted),
+            rank=rank,
+            gpus=gpus,
             granted_at=now,
             expires_at=now + FIRST_BEAT_S,
             active_at=now,
@@ -379,10 +420,16 @@ class Model:
         if lease.lost:
             lease.lost = False
             lease.host.forgive()
+        for other in lease.others:
+            if other.fenced:
+                other.state, other.fenced, other.expires_at = "live", False, now + LEASE_S
         lease.run.move("reattach")
 
     def beat(self, lease: Lease, now: float, active_s_ago: float | None) -> str:
         if not lease.usable:
+            if lease.fenced:
+                # Its worker knows now, and its child is killed: nobody brings it back.
+                lease.state, lease.fenced = "closed", False
             return "lost"
         self.touch(lease, now)
         lease.beaten_at, lease.expires_at = now, now + LEASE_S
@@ -393,16 +440,31 @@ class Model:
     def take_away(self, lease: Lease, reason: str, now: float) -> None:
         lease.state = "expired"
         lease.lost = reason == "host_lost"
-        lease.run.ran_s += lease.count()
         lease.charged = None
         if lease.run.state in STOPPING:
-            lease.charged = self.settle(lease.run, "lease_expired")
+            if self._rank_stopped(lease, lease.count()):
+                lease.charged = self.settle(lease.run, "lease_expired")
         else:
-            poison = lease.lost and len(self.lost_hosts(lease.run)) >= 3
+            for other in self._live_others(lease):
+                other.state, other.fenced = "expired", True
+            lease.run.ran_s += lease.count()
+            # Of many hosts that work at once, some are lost whatever they run.
+            poison = lease.lost and len(self.lost_hosts(lease.run)) >= 3 + lease.run.size - 1
             lease.charged = self.retry_or_fail(lease.run, "poison" if poison else reason, now)
         if lease.lost and (lease.host.lost_at is None or now - lease.host.lost_at > LEASE_S):
             lease.host.lost_at = now
             self.strike(lease.host, lease.run, now)
+
+    def _live_others(self, lease: Lease) -> list[Lease]:
+        return [other for other in lease.others if other.state == "live"]
+
+    def _rank_stopped(self, lease: Lease, ran_s: float) -> bool:
+        """A rank of a run that was told to stop has ended; True if it was the last."""
+        if self._live_others(lease):
+            lease.run.note("rank_stopped")
+            return False
+        lease.run.ran_s += ran_s
+        return True
 
     def lost_hosts(self, run: Run) -> set[str]:
         return {lease.host.id for lease in self.leases.values() if lease.run is run and lease.lost}
@@ -428,11 +490,12 @@ class Model:
         if yielding:
             run.charge(reason)
         run.move(event)
-        run.stop_reason = run.stop_deadline = None
+        run.stop_reason = run.stop_deadline = run.result = None
         return reason if yielding else None
 
     def retry_or_fail(self, run: Run, reason: str, now: float) -> str | None:
         if (run.wall_s is not None and run.ran_s >= run.wall_s) or not run.may_retry(reason):
+            run.result = None
             run.move("fail")
             return None
         run.charge(reason)
@@ -461,43 +524,77 @@ class Model:
         """The outcome of a usable lease, and the answer that it must always have."""
         self.touch(lease, now)
         run = lease.run
-        run.ran_s += body["ran_s"]
         lease.state = "closed"
         if kind == "finish":
-            run.move("finish")
-            run.result = body.get("artifact_id")
-            run.stop_deadline = run.stop_reason = None
+            self._finish(lease, body)
             lease.host.forgive()
         elif kind == "fail":
             if run.state in STOPPING:
-                self.settle(run, "fail")
+                if self._rank_stopped(lease, body["ran_s"]):
+                    self.settle(run, "fail")
             else:
+                if body["reason"] == "host_fault":
+                    lease.host.gave_back[run.id] = now
+                self._fence(lease, body["ran_s"])
                 self.retry_or_fail(run, body["reason"], now)
                 if body["reason"] in LIKE_THE_HOST and body["ran_s"] <= QUICK_S:
                     self.failed_at_once(lease.host, run, now)
         else:
             if run.state == "running" and body["reason"] == "released" and not body["ran_s"]:
                 lease.host.gave_back[run.id] = now
-            self._stopped(run, body["reason"])
+            self._stopped(lease, body, now)
         return {"run_state": run.state, "rank_state": "done" if kind == "finish" else "ended"}
 
-    def _stopped(self, run: Run, reason: str) -> None:
-        if run.state == "running":
-            over = reason in ("wall_limit", "money_limit")
+    def _finish(self, lease: Lease, body: dict[str, Any]) -> None:
+        run = lease.run
+        live = self._live_others(lease)
+        if not live:
+            run.ran_s += body["ran_s"]
+        if lease.rank == 0:
+            run.result = body.get("artifact_id")
+        if all(other.is_done for other in lease.others):
+            run.move("finish")
+            run.stop_deadline = run.stop_reason = None
+        elif run.state in STOPPING and not live:
+            self.settle(run, "stopped")
+        else:
+            run.note("rank_done")
+
+    def _fence(self, lease: Lease, ran_s: float) -> None:
+        """The first rank that ends takes the others' leases."""
+        for other in self._live_others(lease):
+            other.state = "closed"
+        lease.run.ran_s += ran_s
+
+    def _stopped(self, lease: Lease, body: dict[str, Any], now: float) -> None:
+        run, reason = lease.run, body["reason"]
+        over = reason in ("wall_limit", "money_limit")
+        if run.state == "running" and over and self._live_others(lease):
+            self.ask_to_stop(run, "halt", reason, now)
+        elif run.state == "running":
+            if not over:
+                for other in self._live_others(lease):
+                    other.state = "closed"
             run.move("halt" if over else "preempt")
             run.stop_reason = reason if over else "released"
-        self.settle(run, "stopped")
+        if self._rank_stopped(lease, body["ran_s"]):
+            self.settle(run, "stopped")
 
     def new_boot(self, host: Host, holding: set[str], now: float) -> list[str]:
         gone = [x for x in self.live(host=host) if x.boot_id != host.boot_id and x.id not in holding]
-        for lease in gone:
-            self.take_away(lease, "released", now)
-        return [lease.id for lease in gone]
+        released = []
+        for lease in sorted(gone, key=lambda x: (x.granted_at, x.rank)):
+            # Another rank of the same gang may have taken it along.
+            if lease.state == "live":
+                self.take_away(lease, "released", now)
+                released.append(lease.id)
+        return released
 
     def check_consistent(self) -> None:
         """The model's own promises, so that it cannot agree with a wrong server by being wrong too."""
         for run in self.runs.values():
             live = self.live(run=run)
-            assert len(live) == (run.state in LEASED), (run, live)
-            assert all(lease.epoch == run.epoch for lease in live)
+            assert (len(live) > 0) == (run.state in LEASED), (run, live)
+            assert len({lease.rank for lease in live}) == len(live) <= run.size
+            assert all(run.epoch - run.size < lease.epoch <= run.epoch for lease in live)
             assert all(run.used[b] <= run.budgets[b] for b in run.used), run

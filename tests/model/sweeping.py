@@ -39,8 +39,8 @@ def effects(model: Model, wall: float, mono: float) -> Iterator[Effect]:
     """In the order in which they are due. Each looks at what those before it left."""
     seen_s = model.window.seen_s(mono)
     if seen_s >= LEASE_S:
-        for lease in sorted(model.live(), key=lambda x: (x.expires_at, x.id)):
-            if lease.expires_at <= wall:
+        for lease in sorted(model.live(), key=lambda x: (x.expires_at, x.rank, x.id)):
+            if lease.state == "live" and lease.expires_at <= wall:
                 yield Effect(lease.run, lambda lease=lease: _expire(model, lease, wall))  # type: ignore[misc]
         yield from _stops(model, wall)
         yield from _stalls(model, wall)
@@ -66,9 +66,11 @@ def _stops(model: Model, wall: float) -> Iterator[Effect]:
 
 
 def _force(model: Model, run: Run, wall: float) -> None:
-    for lease in model.live(run=run):
+    *_, last = live = model.live(run=run)
+    for lease in live:
         lease.state = "closed"
-        run.ran_s += lease.count()
+    # Of several ranks the last one's time counts.
+    run.ran_s += last.count()
     model.settle(run, "stop_deadline")
 
 

@@ -1,12 +1,9 @@
-"""Several ranks through the core: gangs cannot be submitted yet, so they are put into the store.
-
-What the core does for them today must keep the table; what it does not do yet is marked, and says so
-when that changes.
-"""
+"""Several ranks through the core, put into the store as they run: how they end, come back and begin again."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -18,10 +15,11 @@ from corral.core.leases.fence import expire
 from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
+from corral.core.queue.grow import growing
 from corral.core.queue.lanes import Lanes
 from corral.core.runs.cancel import cancel
 from corral.core.runs.limits import force_stop
@@ -31,14 +29,16 @@ from corral.core.storage.fsck import check_run
 from corral.domain.canonical import canonical
 from corral.domain.errors import LeaseLost
 from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
 from corral.domain.leases import Lease, LeaseState
 from corral.domain.runs.reasons import Reason
-from corral.domain.runs.runs import Attempt, Rank, Run
+from corral.domain.runs.runs import Attempt, Rank
 from corral.domain.runs.states import RankState, RunState
 from corral.store.sqlite.store import MEMORY, SqliteStore
 from corral.store.transaction import Tx
 
 T = TypeVar("T")
+_NUMBERS = itertools.count()
 POLICY = ServerPolicy()
 
 
@@ -49,6 +49,7 @@ class Gang:
         self.store = SqliteStore(MEMORY)
         self.clock = ManualClock()
         self.shares = Shares()
+        self.board = Board(Lanes(), Shapes(), self.shares)
         self._runner = asyncio.Runner()
         self.run = a_run(
             world_size=size, min_ranks=minimum or size, elastic=elastic, state=RunState.QUEUED, retry_code=0
@@ -56,7 +57,7 @@ class Gang:
         self.leases = self.write(self._start)
 
     def _start(self, tx: Tx) -> list[Lease]:
-        shape = put_shape(tx, Requirements())
+        shape = put_shape(tx, Requirements(ranks=self.run.min_ranks, most_ranks=self.run.world_size))
         self.run = self.run._replace(shape=shape)
         tx.runs.insert(self.run, "{}")
         born(tx, self.run, actor="user:ada")
@@ -103,11 +104,11 @@ class Gang:
         )
         return str(done.action)
 
-    def states(self) -> tuple[str, list[str]]:
+    def states(self, attempt: int = 1) -> tuple[str, list[str]]:
         def unit(tx: Tx) -> tuple[str, list[str]]:
             run = tx.runs.get(self.run.id)
             assert run is not None
-            return str(run.state), [str(rank.state) for rank in tx.attempts.ranks(run.id, 1)]
+            return str(run.state), [str(rank.state) for rank in tx.attempts.ranks(run.id, attempt)]
 
         return self.write(unit)
 
@@ -116,35 +117,41 @@ class Gang:
         found = self.write(lambda tx: check_run(tx, self.run.id))
         return [problem for problem in found if "event" not in problem]
 
-    def lose(self, rank: int) -> None:
+    def lose(self, *ranks: int) -> None:
         self.clock.advance(31)
-        lease = self.leases[rank]
-        for other in self.leases:
-            if other is not lease:
-                self.beat(other.rank)
+        for lease in self.leases:
+            if lease.rank not in ranks:
+                self.beat(lease.rank)
+        for rank in ranks:
+            self.expire(self.leases[rank])
+
+    def expire(self, lease: Lease) -> None:
         self.write(lambda tx: expire(tx, lease.id, now=self.clock.now(), policy=POLICY, shares=self.shares))
 
-    def claim(self) -> Run | None:
-        host = a_host(slots=1)
+    def new_host(self, slots: int = 1) -> Host:
+        host = a_host(slots=slots)
+        self.write(lambda tx: tx.hosts.insert(host))
+        return host
+
+    def claim(self, host: Host, leases: int = 1) -> list[Lease]:
+        """What the host is given, at its next poll."""
+        about = {"hostname": host.name, "os": "linux", "arch": "x86_64", "address": "10.0.0.1"}
         ask = ClaimTerms(
             host_id=host.id,
-            boot_id="boot-new",
-            request_id=f"claim-{host.id}",
-            slots=1,
-            max_leases=1,
+            boot_id=f"boot-{host.id}",
+            request_id=f"claim-{next(_NUMBERS)}",
+            slots=host.slots,
+            max_leases=leases,
             draining=False,
-            capability=canonical({"hostname": "new", "os": "linux", "arch": "x86_64"}),
+            capability=canonical(about),
             holding=None,
         )
 
-        def unit(tx: Tx) -> Run | None:
-            tx.hosts.insert(host)
-            lanes = Lanes()
-            lanes.reconcile(tx.runs.lanes())
-            claim = Claim(Board(lanes, Shapes(), self.shares), POLICY, ask, self.clock.now)
-            grants = claim(tx).grants
-            self.claimed = [grant.lease for grant in grants]
-            return grants[0].run if grants else None
+        def unit(tx: Tx) -> list[Lease]:
+            self.board.lanes.reconcile(tx.runs.lanes())
+            self.board.growth.reconcile(growing(tx))
+            claim = Claim(self.board, POLICY, ask, self.clock.now)
+            return [grant.lease for grant in claim(tx).grants]
 
         return self.write(unit)
 
@@ -215,22 +222,20 @@ def test_a_cancel_reaches_every_rank(gang: Gang) -> None:
     assert gang.problems() == []
 
 
-@pytest.mark.xfail(strict=True, reason="gangs come later: a lost fixed gang cannot be taken up by its host")
 def test_a_host_of_a_fixed_gang_that_returns_in_time_keeps_its_work(gang: Gang) -> None:
     gang.lose(0)
     assert gang.beat(0) == "continue"
     assert gang.problems() == []
 
 
-@pytest.mark.xfail(strict=True, reason="gangs come later: a closed attempt's waiting ranks are claimed again")
 def test_after_a_gang_was_fenced_the_next_claim_opens_a_new_attempt() -> None:
     made = Gang(2)
     try:
         made.write(lambda tx: _wait_again(tx, made))
         made.lose(0)
-        run = made.claim()
-        assert run is not None
-        assert (run.attempt, made.claimed[0].rank) == (2, 0)
+        leases = made.claim(made.new_host(slots=2), leases=2)
+        assert [(lease.attempt, lease.rank) for lease in leases] == [(2, 0), (2, 1)]
+        assert made.problems() == []
     finally:
         made.close()
 
@@ -244,21 +249,104 @@ def _wait_again(tx: Tx, gang: Gang) -> None:
     gang.leases.pop()
 
 
-@pytest.mark.xfail(strict=True, reason="gangs come later: the first claim moves the run out of the queue")
-def test_every_rank_of_a_queued_gang_can_be_claimed() -> None:
-    made = Gang(2)
-    try:
-        made.end(0, "fail", Reason.PREEMPTED)
-        assert made.claim() is not None
-        assert made.claim() is not None
-    finally:
-        made.close()
+def test_every_rank_of_a_queued_gang_can_be_claimed(gang: Gang) -> None:
+    """All at once or none: hosts that hold a part of it get nothing until the last one asks."""
+    gang.end(0, "fail", Reason.PREEMPTED)
+    *first, last = [gang.new_host() for _ in range(gang.run.world_size)]
+    assert [gang.claim(host) for host in first] == [[] for _ in first]
+    leases = [*gang.claim(last), *(lease for host in first for lease in gang.claim(host))]
+    assert sorted(lease.rank for lease in leases) == list(range(gang.run.world_size))
+    assert len({lease.epoch for lease in leases}) == gang.run.world_size
+    assert gang.states(attempt=2) == ("running", ["running"] * gang.run.world_size)
+    assert gang.problems() == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="gangs come later: one lost rank queues an elastic run whose others live"
-)
+def test_a_cohort_that_does_not_come_together_is_given_back_free_of_charge(gang: Gang) -> None:
+    gang.end(0, "fail", Reason.PREEMPTED)
+    hosts = [gang.new_host() for _ in range(gang.run.world_size)]
+    (mine,) = [lease for host in hosts for lease in gang.claim(host)]
+    gang.leases = [mine]
+    assert gang.beat(0) == "continue"
+    # The other hosts never ask again.
+    gang.clock.advance(POLICY.first_beat_s + 1)
+    (other, *_) = gang.write(
+        lambda tx: [one for one in tx.leases.live_of_run(gang.run.id) if one.id != mine.id]
+    )
+    gang.write(lambda tx: expire(tx, other.id, now=gang.clock.now(), policy=POLICY, shares=gang.shares))
+    assert gang.states(attempt=2) == ("queued", ["ended"] * gang.run.world_size)
+    assert gang.beat(0) == "lost"
+    found = gang.write(lambda tx: tx.runs.get(gang.run.id))
+    assert found is not None
+    assert found.used_infrastructure == 1
+    assert gang.problems() == []
+
+
+def test_a_gang_whose_ranks_were_told_does_not_come_back(gang: Gang) -> None:
+    gang.lose(0)
+    assert gang.beat(1) == "lost"
+    assert gang.beat(0) == "lost"
+    assert gang.problems() == []
+
+
+def test_a_stopped_gang_is_settled_by_its_last_rank(gang: Gang) -> None:
+    """Each rank has its grace: the first that stops does not take the others' leases."""
+    gang.write(
+        lambda tx: cancel(tx, gang.run.id, reason="", actor="user:ada", now=gang.clock.now(), policy=POLICY)
+    )
+    *first, last = range(gang.run.world_size)
+    for rank in first:
+        assert gang.end(rank, "stopped", Reason.CANCELLED) == ("stopping", "ended")
+        assert gang.beat(last) == "stop"
+    assert gang.end(last, "stopped", Reason.CANCELLED) == ("cancelled", "ended")
+    assert gang.problems() == []
+
+
+def test_the_wall_time_of_a_gang_is_counted_once(gang: Gang) -> None:
+    for rank in range(gang.run.world_size):
+        gang.end(rank, "finish")
+    found = gang.write(lambda tx: tx.runs.get(gang.run.id))
+    assert found is not None
+    assert found.ran_s == 1.0
+
+
 def test_an_elastic_gang_goes_on_without_a_rank_while_the_minimum_runs(elastic: Gang) -> None:
     elastic.lose(2)
     assert elastic.states()[0] == "running"
+    assert elastic.problems() == []
+
+
+def test_another_host_takes_the_rank_that_an_elastic_gang_lost(elastic: Gang) -> None:
+    elastic.lose(2)
+    (lease,) = elastic.claim(elastic.new_host())
+    assert (lease.attempt, lease.rank, lease.epoch) == (1, 2, 4)
+    assert elastic.states() == ("running", ["running"] * 3)
+    assert elastic.beat(2) == "lost"
+    assert elastic.problems() == []
+
+
+def test_a_lost_rank_of_an_elastic_gang_that_returns_keeps_its_work(elastic: Gang) -> None:
+    elastic.lose(2)
+    assert elastic.beat(2) == "continue"
+    assert elastic.states() == ("running", ["running"] * 3)
+    found = elastic.write(lambda tx: tx.runs.get(elastic.run.id))
+    assert found is not None
+    assert found.used_infrastructure == 0
+    assert elastic.problems() == []
+
+
+def test_below_its_minimum_an_elastic_gang_begins_again_as_a_whole(elastic: Gang) -> None:
+    elastic.lose(2, 1)
+    assert elastic.states() == ("queued", ["ended"] * 3)
+    leases = elastic.claim(elastic.new_host(slots=2), leases=2)
+    assert [(lease.attempt, lease.rank) for lease in leases] == [(2, 0), (2, 1)]
+    assert elastic.states(attempt=2) == ("running", ["running", "running", "waiting"])
+    assert elastic.problems() == []
+
+
+def test_ranks_that_never_began_do_not_keep_an_elastic_gang_from_its_end(elastic: Gang) -> None:
+    elastic.lose(2, 1)
+    elastic.leases = elastic.claim(elastic.new_host(slots=2), leases=2)
+    assert elastic.end(1, "finish") == ("running", "done")
+    assert elastic.end(0, "finish") == ("succeeded", "done")
+    assert elastic.states(attempt=2) == ("succeeded", ["done", "done", "retired"])
     assert elastic.problems() == []

@@ -21,6 +21,7 @@ RESOURCES: dict[str, dict[str, Any]] = {
     "gpu": {"gpus": 1},
     "big": {"labels": ["big"]},
     "cuda": {"prefer": "cuda"},
+    "pair": {},
 }
 
 pick = st.integers(0, 60)
@@ -44,6 +45,7 @@ def render(project: str, spec: dict[str, Any]) -> dict[str, Any]:
         "project": project,
         "argv": ["true"],
         "resources": RESOURCES[spec["shape"]],
+        "replicas": 2 if spec["shape"] == "pair" else 1,
         "retries": {key: spec[key] for key in ("infrastructure", "memory", "code")},
         "wall_limit": spec["wall"],
         "stall_limit": spec["stall"],
@@ -57,8 +59,10 @@ class UserRules(Base):
     def _room(self) -> bool:
         return len(self.model.runs) < MOST_RUNS
 
-    @initialize(spec=specs, other=specs)
-    def there_is_work(self, spec: dict[str, Any], other: dict[str, Any]) -> None:
+    @initialize(spec=specs, other=specs, with_gang=st.booleans())
+    def there_is_work(self, spec: dict[str, Any], other: dict[str, Any], with_gang: bool) -> None:
+        if with_gang:
+            self.submit_a_gang("alpha", spec)
         self.submit("alpha", {**spec, "shape": "any"}, 2)
         self.submit("beta", {**other, "shape": "any"}, 1)
 
@@ -77,6 +81,21 @@ class UserRules(Base):
         assert self.call("POST", "runs", body, status=201).body == answer
         other = {**body, "runs": [render(project, {**spec, "priority": 7})] * count}
         assert self.call("POST", "runs", other, status=409).code == "conflict"
+
+    @precondition(_room)
+    @rule(project=st.sampled_from(PROJECTS), spec=specs)
+    def submit_a_gang(self, project: str, spec: dict[str, Any]) -> None:
+        """Two ranks; refused where all hosts that are known together have room for only one."""
+        spec = {**spec, "shape": "pair"}
+        known = [host for host in self.model.hosts if host.seen_at is not None and not host.revoked]
+        places = sum(host.room for host in known if host.admits(project))
+        body = {"request_id": self.new_request(), "runs": [render(project, spec)]}
+        if known and places < 2:
+            assert "holds" in self.call("POST", "runs", body, status=422).body["message"]
+            return
+        (run_id,) = self.call("POST", "runs", body, status=201).body["ids"]
+        self._born(run_id, project, spec)
+        self._no_two_of_an_age()
 
     @precondition(_room)
     @rule(
@@ -179,6 +198,7 @@ class UserRules(Base):
             stall_s=spec["stall"],
             grace_s=spec["grace"],
             ready_at=self.now,
+            size=2 if spec["shape"] == "pair" else 1,
             clock=lambda: self.now,
         )
 
@@ -241,6 +261,7 @@ class UserRules(Base):
             old.grace_s,
             ready_at=self.now,
             generation=old.generation + 1,
+            size=old.size,
             clock=lambda: self.now,
         )
         new = self.model.runs[new_id]

@@ -33,7 +33,10 @@ from model.faults import FaultyStore, ServerDied
 T = TypeVar("T")
 
 # Small segments, so that logs roll over; a short grace, so that the collector has something to do.
-POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0, segment_bytes=300, blob_grace_s=60.0)
+# No host is kept for a gang, so that what is free must be used.
+POLICY = ServerPolicy(
+    lease_s=30.0, first_beat_s=10.0, segment_bytes=300, blob_grace_s=60.0, reserve_after_s=1e12
+)
 TRIES = 4
 # Syncing is tested elsewhere; here a disk in memory makes room for many more steps.
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -100,15 +100,14 @@ MUTATIONS = (
     ),
     Mutation(
         "what a run forked away is left to itself",
-        "                os.killpg(group, signal.SIGKILL)\n    return [pid for pid, _ in living]",
-        "                os.killpg(group, 0)\n    return [pid for pid, _ in living]",
+        "        kill_group(os.getpgid(pid))\n        os.kill(pid, signal.SIGKILL)\n",
+        "        os.kill(pid, 0)\n",
         (
             (
                 "tests/acceptance/test_run_programs.py::test_what_a_program_forked_away_ends_with_it",
                 "tests/acceptance/test_bad_input.py::test_what_a_program_forked_away_ends_with_it",
             ),
         ),
-        before=("os.killpg(process.group, signal.SIGKILL)", "os.killpg(process.group, 0)"),
     ),
     Mutation(
         "any epoch may write",

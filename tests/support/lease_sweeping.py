@@ -5,10 +5,11 @@ from __future__ import annotations
 from corral.core.leases.expire import Sweeper
 from corral.core.leases.heartbeat import Beat, beat
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
-from corral.core.queue.claim import Claim, ClaimTerms, Grant
+from corral.core.queue.board import Board
+from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
+from corral.core.queue.grants import Grant
 from corral.core.queue.lanes import Lanes
 from corral.core.runs.submit import NewRun, submit
 from corral.domain.canonical import canonical

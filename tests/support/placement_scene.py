@@ -9,10 +9,11 @@ from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.manifests.apply import declare
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
-from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
+from corral.core.queue.board import Board
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
+from corral.core.queue.grants import Grant
 from corral.core.queue.lanes import Lanes
 from corral.core.queue.reservations import Reservations
 from corral.core.queue.roster import Roster

@@ -9,10 +9,12 @@ from corral.core.leases.expire import Sweeper
 from corral.core.leases.heartbeat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
-from corral.core.queue.claim import Claim, ClaimTerms, Grant
+from corral.core.queue.board import Board
+from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
+from corral.core.queue.grants import Grant
+from corral.core.queue.grow import growing
 from corral.core.queue.lanes import Lanes
 from corral.core.queue.preemption import PreemptionPlan, Preemptor
 from corral.core.queue.reservations import Reservations
@@ -62,13 +64,24 @@ class QueueOfHosts:
         self.db.now_read(lambda tx: self.board.shares.load(tx, self.clock.now()))
         self.board.lanes.check(self.db.now_read(lambda tx: tx.runs.heads()))
 
+    def grow(self) -> None:
+        """What the reconciling loop does for elastic runs."""
+        self.board.growth.reconcile(self.db.now_read(growing))
+
     def host(
-        self, name: str, *, gpus: int = 0, slots: int = 4, vram: int = 80 << 30, ram: int | None = None
+        self,
+        name: str,
+        *,
+        gpus: int = 0,
+        slots: int = 4,
+        vram: int = 80 << 30,
+        ram: int | None = None,
+        address: str | None = "10.0.0.1",
     ) -> str:
         host = Host(new_host_id(), name, None, None, slots, None, False, None, 0.0)
         has = [{"index": n, "name": "A100", "memory_bytes": vram} for n in range(gpus)]
         machine = {"hostname": name, "os": "linux", "arch": "x86_64", "cores": 8, "ram_bytes": ram}
-        capability = canonical({**machine, "gpus": has})
+        capability = canonical({**machine, "gpus": has, "address": address})
         self.db.now_write(lambda tx: tx.hosts.insert(host))
         self.hosts[name] = host._replace(capability=capability)
         # Seen once, so that it counts as here.
@@ -91,6 +104,8 @@ class QueueOfHosts:
         memory: int = 0,
         needs: Mapping[str, Any] | None = None,
         spec: str = "{}",
+        ranks: int = 1,
+        most_ranks: int | None = None,
     ) -> RunId:
         run = a_queued_run(project=project, priority=priority)._replace(
             name=name,
@@ -100,8 +115,13 @@ class QueueOfHosts:
             wall_limit_s=wall_s,
             grace_s=grace_s,
             preemptible=preemptible,
+            world_size=most_ranks or ranks,
+            min_ranks=ranks,
+            elastic=most_ranks is not None,
         )
-        required = Requirements(gpus=gpus, kind=kind, **(needs or {}))
+        required = Requirements(
+            gpus=gpus, kind=kind, ranks=ranks, most_ranks=most_ranks or ranks, **(needs or {})
+        )
         new = NewRun(run._replace(kind=kind), spec, required)
         # Of two runs the one that was submitted first is older.
         self.clock.advance(0.001)

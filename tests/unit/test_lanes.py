@@ -9,7 +9,7 @@ from support.memory_database import CountingTx, MemoryDatabase
 from support.queued_runs import QueuedRuns, a_queued_run
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.lanes import KEEP, REFILL, Lanes

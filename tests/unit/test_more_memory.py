@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from support.queue_of_hosts import QueueOfHosts
 
-from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import parse_requirements
+from corral.core.queue.grants import Grant
 from corral.core.queue.why import queue_notes
 from corral.core.runs.more_memory import MemoryShortage, asks_for_more
 from corral.core.runs.requeue import requeue

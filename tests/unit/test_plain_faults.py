@@ -71,6 +71,7 @@ def test_a_wrong_token_is_not_answered_with_the_schema_of_run_files() -> None:
     [
         ('argv = "x"', "argv", "must be a list"),
         ("argv = ['x']\n[params]\nlr = [1]", "params.lr", "must be true or false, a whole number, a number"),
+        ("argv = ['x']\n[params]\nlr = nan", "params.lr", "must be true or false, a whole number, a finite"),
         ("argv = ['x']\ninputs = {a = 1}", "inputs.a", "must be a string or a table"),
         ("argv = ['x']\ninputs = {a = {pathh = 'x'}}", "inputs.a.pathh", "is not a known key"),
         ("argv = ['x']\nsecrets = ['1A']", "secrets[0]", "is not a variable's name"),

@@ -9,7 +9,7 @@ import pytest
 from support.queue_of_hosts import QueueOfHosts
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.claim import Grant
+from corral.core.queue.grants import Grant
 from corral.domain.runs.reasons import Reason
 
 

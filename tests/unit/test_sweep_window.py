@@ -9,7 +9,7 @@ from support.lease_sweeping import POLICY, TICK_S, SweptHost
 from support.memory_database import refuse
 
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
-from corral.core.queue.claim import Grant
+from corral.core.queue.grants import Grant
 from corral.core.runs.cancel import cancel
 from corral.core.runs.limits import halt_over_wall, stop_stalled
 from corral.domain.errors import StoreUnavailable

@@ -109,6 +109,22 @@ def test_keys_that_do_not_go_together_are_refused(text: str, place: str, words: 
     assert words in refused(text)[place]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('data = "x.jsonl"', "it belongs under [train]"),
+        ('dataset = "x.jsonl"', "it belongs under [train], where it is `data`"),
+        ("rank = 8", "it belongs under [train], where it is `lora.rank`"),
+        ("learning_rat = 0.1", "it belongs under [train], where it is `learning_rate`"),
+        ('environment = "arithmetic"', "the environment of a training run belongs under [train]"),
+        ("wall_limt = 3", "did you mean `wall_limit`?"),
+    ],
+)
+def test_a_setting_of_training_at_the_top_is_told_where_it_belongs(line: str, said: str) -> None:
+    """`dataset` was not a known key, with the question whether `after` was meant."""
+    assert refused(f"{line}\n{SFT}")[line.partition(" ")[0]].endswith(said)
+
+
 def test_all_that_is_wrong_is_told_at_once() -> None:
     text = SFT.replace('"corral/tiny"', '"corral/tiny"\npriority = "high"') + 'epochs = "two"\nx = 1'
 

@@ -10,7 +10,7 @@ from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.wire.leases import FailRequest, MemoryReport, StoppedRequest
-from corral.worker.child.process import Exit
+from corral.worker.child.command import Exit
 from corral.worker.child.verdict import (
     ENGINE_CODES,
     ChildEnd,

@@ -12,7 +12,7 @@ from corral.core.runs.shapes import put_shape
 from corral.domain.canonical import canonical
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
-from corral.domain.ids import Digest, LeaseId, new_host_id, new_run_id
+from corral.domain.ids import Digest, HostId, LeaseId, new_host_id, new_run_id
 from corral.domain.runs.queue import Lane, LeaseHolding, ReadyRun
 
 SHAPE = Digest("0" * 64)
@@ -166,3 +166,16 @@ def test_who_is_woken_for_what_is_gone_waits_on_unless_something_else_found_nobo
     waiters.ready(OTHER)
     assert not waiters.wait_on(made[0])
     assert woken(made) == [0]
+
+
+def test_a_poll_that_looks_just_now_hears_of_what_its_host_was_assigned() -> None:
+    """Its look may have come before the assignment; nothing is known of its host before it has looked."""
+    polls, poll = LongPolls(Shapes()), LongPoll(HostId("h-one"))
+    polls.join(poll)
+    polls.changed(HostId("h-two"))
+    assert not poll.woken.is_set()
+    polls.changed(HostId("h-one"))
+    polls.saw(poll, None, None)
+    assert poll.woken.is_set()
+    polls.ended(poll)
+    polls.changed(HostId("h-one"))

@@ -93,3 +93,33 @@ def test_keys_behind_the_body_are_refused() -> None:
 
     with pytest.raises(BadGateway):
         streamed(text)
+
+
+class CountedBytes(bytes):
+    """Tells how many bytes were copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.copied += len(found) if isinstance(found, bytes) else 1
+        return found
+
+
+def test_an_answers_head_is_read_once_however_often_it_says_body() -> None:
+    """ATK-28: all before each of them was read again, 43 s for an answer whose head was full of them."""
+    text = (
+        json.dumps({"status": 200, "z": [{"body": ""}] * 2000}).encode()[:-1] + b' , "body" : "Ym9hdA==" } '
+    )
+    first = CountedBytes(text)
+
+    _, place = find_body(first, text[-64:], len(text))
+
+    assert text[place.start : place.end] == b"Ym9hdA=="
+    assert place.size == 4
+    assert first.copied <= len(text)
+
+    without = CountedBytes(text[: text.index(b" , ")])
+    with pytest.raises(BadGateway, match="does not follow its head"):
+        find_body(without, text[-64:], len(text))
+    assert without.copied <= len(text)

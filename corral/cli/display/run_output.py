@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from corral.cli.display import render
 from corral.cli.display.visible import for_stream, visible
 from corral.wire.logs import LogLine
 
@@ -18,6 +19,8 @@ _CLEAR = "\r\x1b[K"
 _LINES_REMEMBERED = 2000
 # A line may be endless: so much of its beginning is remembered.
 _LONGEST_REMEMBERED = 10_000
+# Cyan, yellow, green, magenta, blue, and the bright ones of them; no red, which is for what went wrong.
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 @dataclass
@@ -122,5 +125,30 @@ class GroupOutput:
     def _print(self, run_id: str, stream: str, pieces: list[str]) -> None:
         text = "".join(pieces)
         to = self.out if stream == "stdout" else self.err
-        to.write(f"{run_id}  {visible(text) if stream == 'corral' else for_stream(text, to)}\n")
+        said = visible(text) if stream == "corral" else for_stream(text, to)
+        to.write(f"{self._label(run_id, to)}  {said}\n")
         to.flush()
+
+    def _label(self, run_id: str, to: TextIO) -> str:
+        return run_id
+
+
+@dataclass
+class RankOutput(GroupOutput):
+    """What the ranks of one run print: each line with its rank, in a colour of its own on a terminal."""
+
+    ranks: int = field(kw_only=True)
+
+    def write_line(self, line: LogLine) -> None:
+        self.write(str(line.rank), line)
+
+    def end_all(self) -> None:
+        """Nothing more comes: print the lines that were left without an end."""
+        for rank in range(self.ranks):
+            self.end(str(rank))
+
+    def _label(self, run_id: str, to: TextIO) -> str:
+        label = f"rank {run_id:>{len(str(self.ranks - 1))}}"
+        if not render.console(stderr=to is self.err).color_system:
+            return label
+        return f"\x1b[{_COLOURS[int(run_id) % len(_COLOURS)]}m{label}\x1b[0m"

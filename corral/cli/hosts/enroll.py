@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from corral.cli.display import render
 from corral.cli.hosts.host_home import Home, HostHome
 from corral.cli.hosts.selftest import run_checks
 from corral.cli.hosts.service.service import install_unit
-from corral.cli.hosts.service.systemd import SYSTEM_HOME, SystemdUnit
+from corral.cli.hosts.service.systemd import SYSTEM_HOME, SystemdUnit, is_root
 from corral.client.hosts.enroll import HostPreferences, JoinableServer, check_free, parse_join_token
 from corral.client.http.discovery import refuse_plain_http
 from corral.domain.errors import InvalidInput
@@ -48,7 +47,7 @@ def enroll(
     Tests first that it can be one. Then a join token, which is good once, becomes a credential of its own.
     """
     settings = read_settings()
-    if home is None and as_service and os.geteuid() == 0 and "CORRAL_HOME" not in process_environment():
+    if home is None and as_service and is_root() and "CORRAL_HOME" not in process_environment():
         home = SYSTEM_HOME
     host = HostHome.at(home or settings.home)
     preferences = HostPreferences(_name(name), slots, _labels(labels))

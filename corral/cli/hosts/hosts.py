@@ -12,7 +12,7 @@ from corral.cli.display import render
 from corral.cli.hosts.history import show_history
 from corral.cli.hosts.load import busy, load, show_gpus, standing, watch_hosts
 from corral.cli.options import AsJson, command_group
-from corral.domain.hosts.capability import ENGINE_PACKAGES
+from corral.domain.hosts.capability import ENGINE_PACKAGES, lacks
 from corral.wire.hosts import CapabilityReport, HostView
 
 app = command_group(__doc__)
@@ -120,9 +120,11 @@ def show(
         ("set aside", aside and f"until {aside}: {view.set_aside_why}; `corral hosts resume` ends it"),
         ("credential", render.moment(view.credential_expires_at)),
         ("machine", None if has is None else f"{has.hostname}, {has.os} {has.arch}, Python {has.python}"),
+        ("address", None if has is None else has.address),
         ("corral", None if has is None else has.corral),
         ("engine", None if has is None else _engine(has)),
         ("isolation", None if has is None else _isolation(has)),
+        ("lacks", None if has is None else "; ".join(lacks(has.os)) or None),
         ("fault", None if has is None else has.fault),
         ("problem", None if has is None else has.gpu_note),
     )

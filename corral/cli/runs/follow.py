@@ -63,12 +63,14 @@ def _draw_status(corral: Corral, run_id: str, output: RunOutput, ended: threadin
         output.status(status_line(view, time.time(), output.columns))
 
 
-def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool = False) -> int:
+def follow(
+    corral: Corral, run_id: str, *, tail: int | None = None, rank: int = 0, quiet: bool = False
+) -> int:
     """Until the run is final; gives its exit code. Ctrl-C leaves the run alone."""
     output = RunOutput(quiet)
     try:
         with _attended(corral, run_id, output) as waiting:
-            last = _read(corral, run_id, tail, output, waiting)
+            last = _read(corral, run_id, tail, rank, output, waiting)
     except KeyboardInterrupt:
         note(f"\ndetached; {run_id} goes on. Come back with `corral logs -f {run_id}`")
         return DETACHED
@@ -92,12 +94,14 @@ def attend(corral: Corral, run_id: str) -> RunView:
         return corral.runs.get(run_id)
 
 
-def _read(corral: Corral, run_id: str, tail: int | None, output: RunOutput, waiting: WaitingWords) -> RunView:
+def _read(
+    corral: Corral, run_id: str, tail: int | None, rank: int, output: RunOutput, waiting: WaitingWords
+) -> RunView:
     def reconnecting(error: CorralError, delay_s: float) -> None:
         output.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
 
     last: RunView | None = None
-    for item in corral.runs.follow(run_id, tail=tail, reconnecting=reconnecting):
+    for item in corral.runs.follow(run_id, tail=tail, rank=rank, reconnecting=reconnecting):
         if isinstance(item, LogLine):
             output.write(item)
             continue

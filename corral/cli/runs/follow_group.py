@@ -99,16 +99,18 @@ def watch_group(
             states = Counter(run.state for run in runs)
             if streams is not None:
                 streams.begin(runs)
-            if states != before:
-                say("corral: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
-                before = states
             if all(run.state in FINAL for run in runs):
                 break
+            if states != before:
+                say(_counts(states))
+                before = states
             _tell_why_none_starts(waiting, runs)
             time.sleep(max(POLL_S, _REST_SHARE * (time.monotonic() - began)))
         while streams is not None and not streams.is_done(runs):
             streams.begin(runs)
             time.sleep(POLL_S / 20)
+        # Below the last line that a run printed.
+        say(_counts(states))
     except KeyboardInterrupt:
         note(f"\ndetached; the runs go on. Come back with `corral logs -f --group {group_id}`")
         return DETACHED
@@ -117,6 +119,10 @@ def watch_group(
     for line in _ends(corral, group_id):
         say(line)
     return FAILED
+
+
+def _counts(states: Counter[str]) -> str:
+    return "corral: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
 
 
 def _tell_why_none_starts(waiting: WaitingWords, runs: list[RunView]) -> None:

@@ -9,10 +9,11 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.run_output import GroupOutput, RunOutput
+from corral.cli.display.run_output import GroupOutput, RankOutput, RunOutput
 from corral.cli.options import AsJsonLines, FollowOn, Quiet
 from corral.cli.runs.follow import follow
 from corral.cli.runs.follow_group import GroupStreams, watch_group
+from corral.cli.runs.follow_ranks import follow_ranks, iter_ranks
 from corral.cli.runs.group_option import group_meant
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
@@ -34,6 +35,10 @@ def logs(
             help="Of all runs of this group, each line with its run.", autocompletion=complete.groups
         ),
     ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Of a run of several ranks: this one; the first by default.")
+    ] = None,
+    all_ranks: Annotated[bool, typer.Option("--all", help="Of all ranks, each line with its rank.")] = False,
     follow_it: FollowOn = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
     as_json: AsJsonLines = False,
@@ -47,25 +52,62 @@ def logs(
         raise InvalidInput(
             "name one run, or a group", hint="`corral logs RUN`, or `corral logs --group NAME`."
         )
+    if sum((group is not None, rank is not None, all_ranks)) > 1:
+        raise InvalidInput("--group, --rank and --all exclude each other", hint="Leave out all but one.")
     with connect() as corral:
         if group is not None:
-            show = _follow_group_logs if follow_it else _show_group_logs
-            raise typer.Exit(show(corral, group, tail=tail, as_json=as_json, quiet=quiet))
+            of_group = _follow_group_logs if follow_it else _show_group_logs
+            raise typer.Exit(of_group(corral, group, tail=tail, as_json=as_json, quiet=quiet))
         assert run is not None
         run_id = corral.runs.resolve(run)
+        if all_ranks:
+            of_ranks = _follow_ranks if follow_it else _show_ranks
+            raise typer.Exit(of_ranks(corral, run_id, tail=tail, as_json=as_json, quiet=quiet))
+        if rank:
+            _check_rank(corral, run_id, rank)
         if as_json:
             read = corral.runs.follow if follow_it else corral.runs.iter_logs
-            for item in read(run_id, tail=tail):
+            for item in read(run_id, tail=tail, rank=rank or 0):
                 render.show_json_line(item)
             return
         if follow_it:
-            raise typer.Exit(follow(corral, run_id, tail=tail, quiet=quiet))
-        output, printed = RunOutput(quiet), False
-        for line in corral.runs.iter_logs(run_id, tail=tail):
-            output.write(line)
-            printed = True
-        if not printed and tail != 0:
-            render.note(f"{run_id} has printed nothing; it is {corral.runs.get(run_id).state}")
+            raise typer.Exit(follow(corral, run_id, tail=tail, rank=rank or 0, quiet=quiet))
+        _show_logs(corral, run_id, tail=tail, rank=rank or 0, quiet=quiet)
+
+
+def _show_logs(corral: Corral, run_id: str, *, tail: int | None, rank: int, quiet: bool) -> None:
+    output, printed = RunOutput(quiet), False
+    for line in corral.runs.iter_logs(run_id, tail=tail, rank=rank):
+        output.write(line)
+        printed = True
+    if not printed and tail != 0:
+        render.note(f"{run_id} has printed nothing; it is {corral.runs.get(run_id).state}")
+
+
+def _check_rank(corral: Corral, run_id: str, rank: int) -> None:
+    ranks = corral.runs.get(run_id).spec.replicas.max
+    if rank >= ranks:
+        has = "one rank, 0" if ranks == 1 else f"{ranks} ranks, 0 to {ranks - 1}"
+        raise InvalidInput(f"{run_id} has no rank {rank}: it has {has}", hint="Name one of those.")
+
+
+def _show_ranks(corral: Corral, run_id: str, *, tail: int | None, as_json: bool, quiet: bool) -> int:
+    """By time; each line says whose it is."""
+    ranks = corral.runs.get(run_id).spec.replicas.max
+    output = RankOutput(quiet, ranks=ranks)
+    for line in iter_ranks(corral, run_id, ranks, tail=tail):
+        if as_json:
+            render.show_json_line(line)
+        else:
+            output.write_line(line)
+    output.end_all()
+    return 0
+
+
+def _follow_ranks(corral: Corral, run_id: str, *, tail: int | None, as_json: bool, quiet: bool) -> int:
+    ranks = corral.runs.get(run_id).spec.replicas.max
+    heard = render.show_json_line if as_json else None
+    return follow_ranks(corral, run_id, ranks, tail=tail, quiet=quiet or as_json, heard=heard)
 
 
 def _show_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool, quiet: bool) -> int:

@@ -12,8 +12,8 @@ import typer
 from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.options import Quiet
-from corral.cli.runs.follow import follow
 from corral.cli.runs.follow_group import follow_group
+from corral.cli.runs.follow_ranks import follow_run
 from corral.cli.runs.submit import submit_now, tell_if_stuck
 from corral.client.files.ignore import Ignore
 from corral.client.files.walk import TreeLimits, TreeTooLarge, walk
@@ -45,7 +45,10 @@ def run(
         list[str] | None, typer.Option("--requirement", "-r", help='As pip takes it: "numpy==2.*"; repeat.')
     ] = None,
     python: Annotated[str | None, typer.Option(help='Build an environment with this Python: "3.12".')] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs that it needs.")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that it needs, or each of its ranks.")] = 0,
+    replicas: Annotated[
+        str | None, typer.Option(metavar="N|MIN:MAX", help="How many ranks; MIN:MAX if it can do with fewer.")
+    ] = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Any key of a run file: `resources.min_ram=8GiB`.")
     ] = None,
@@ -69,6 +72,7 @@ def run(
         "secrets": secret or [],
         **({"code": code} if code is not None else {}),
         **({"resources": {"gpus": gpus}} if gpus else {}),
+        **({"replicas": _replicas(replicas)} if replicas is not None else {}),
     }
     if requirement or python:
         table["environment"] = {"requirements": requirement or [], "python": python}
@@ -82,7 +86,19 @@ def run(
             return
         if answer.group_id:
             raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids), quiet=quiet))
-        raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
+        raise typer.Exit(follow_run(corral, answer.ids[0], run_file.replicas.max, quiet=quiet))
+
+
+def _replicas(text: str) -> int | dict[str, int]:
+    """`4`, or `2:8` for two to eight."""
+    least, colon, most = text.partition(":")
+    if not least.isdecimal() or (colon and not most.isdecimal()):
+        raise InvalidInput(
+            f"--replicas {text!r} is neither a number nor MIN:MAX",
+            hint="Write `--replicas 4`, or `--replicas 2:8`.",
+            fields=[FieldError("--replicas", "is neither a number nor MIN:MAX")],
+        )
+    return {"min": int(least), "max": int(most)} if colon else int(least)
 
 
 def _code_of(command: Sequence[str], folder: Path, *, quiet: bool) -> str | None:

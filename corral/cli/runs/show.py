@@ -15,6 +15,7 @@ from corral.cli.runs.why import sentence
 from corral.durations import format_duration
 from corral.wire.runs import AttemptView, ParentView, RunDetail
 from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import Replicas
 
 # States in which no host has the run yet.
 _PLACELESS = ("queued", "placing")
@@ -56,6 +57,7 @@ def _show_run(run: RunDetail, waits_for: str | None) -> None:
         ("group", run.group and f"{run.group} ({run.group_id})"),
         ("seed", run.seed),
         ("generation", run.generation if run.generation > 1 else None),
+        ("ranks", _ranks(run.spec.replicas)),
         ("priority", run.priority or None),
         ("labels", joined(run.labels)),
         ("submitted", f"{render.moment(run.created_at)} by {run.submitted_by or 'unknown'}"),
@@ -86,7 +88,7 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
     if not attempts:
         return
     render.say()
-    rows = [
+    rows: list[tuple[render.Cell, ...]] = [
         (
             attempt.number,
             rank.rank,
@@ -96,12 +98,21 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
             format_duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
             rank.exit_code,
             told(rank.reason),
+            rank.restarts or None,
         )
         for attempt in attempts
         for rank in attempt.ranks
     ]
-    columns = ("ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "EXIT", "REASON")
+    columns = ["ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "EXIT", "REASON", "RESTARTS"]
+    if not any(rank.restarts for attempt in attempts for rank in attempt.ranks):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     render.show_table(columns, rows, empty="")
+
+
+def _ranks(replicas: Replicas) -> str | None:
+    if replicas.max == 1:
+        return None
+    return str(replicas.max) if replicas.min == replicas.max else f"{replicas.min} to {replicas.max}"
 
 
 def _uses(attempts: Sequence[AttemptView]) -> str | None:

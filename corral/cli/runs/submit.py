@@ -13,8 +13,8 @@ from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, FollowIt, Quiet, RunFilePath
-from corral.cli.runs.follow import follow
 from corral.cli.runs.follow_group import follow_group, watch_group
+from corral.cli.runs.follow_ranks import follow_run
 from corral.cli.runs.why import REASONS_BELOW, show_placements
 from corral.client.corral import Corral
 from corral.client.submit.prepare import PreparedRuns, RunPreparer
@@ -64,7 +64,7 @@ def submit(
         if follow_it and answer.group_id and len(answer.ids) > 1:
             raise typer.Exit(_follow_group(corral, answer.group_id, len(answer.ids), as_json, quiet))
         if follow_it:
-            raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
+            raise typer.Exit(follow_run(corral, answer.ids[0], run_file.replicas.max, quiet=quiet))
 
 
 def _follow_group(corral: Corral, group_id: str, count: int, as_json: bool, quiet: bool) -> int:

@@ -19,6 +19,8 @@ from corral.wire.base import validated
 from corral.wire.runs import RunDetail
 from corral.wire.spec.train import EvalRequest
 
+_WHEN = {"before": "before training", "after": "after training", "change": "change"}
+
 
 def evaluate(
     run: TrainingRun,
@@ -51,10 +53,10 @@ def _show_evaluation(of: RunDetail, found: Mapping[str, Any]) -> None:
     rows: list[tuple[render.Cell, ...]] = []
     for one in found.get("evaluations", []):
         metric = one.get("metric")
-        for when in ("before", "after", "change"):
+        for when in _WHEN:
             if isinstance(value := one.get(when), dict):
-                rows.append((metric, when, *_interval(value)))
-    columns = ("METRIC", "", "MEAN", "95% INTERVAL", "ROWS")
+                rows.append((metric, _WHEN[when], *_interval(value)))
+    columns = ("METRIC", "MEASURED", "MEAN", "95% INTERVAL", "ROWS OR TASKS")
     render.show_table(columns, rows, empty=f"nothing was evaluated for {of.id}")
 
 

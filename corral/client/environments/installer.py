@@ -11,6 +11,7 @@ import re
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,7 +166,7 @@ class _Group:
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
-            process_group=0,
+            process_group=None if sys.platform == "win32" else 0,
         )
 
     def fileno(self) -> int:
@@ -177,8 +178,11 @@ class _Group:
 
     def end(self) -> None:
         # The group, even when uv itself has ended: a compiler it started may live on.
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if sys.platform == "win32":
+            self._process.kill()
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
@@ -186,6 +190,18 @@ class _Group:
 
 def _lines(process: InstallerProcess) -> Iterator[str]:
     """Lines of stderr, without credentials; at least an empty one every tick, to let the caller look up."""
+    if sys.platform == "win32":
+        # A pipe cannot be waited for there: the caller looks up with each line, and not between them.
+        with open(process.fileno(), "rb", closefd=False) as pipe:
+            yield from map(_clean, pipe)
+    else:
+        yield from _lines_as_they_come(process)
+    while process.poll() is None:
+        yield ""
+        time.sleep(TICK_S / 10)
+
+
+def _lines_as_they_come(process: InstallerProcess) -> Iterator[str]:
     descriptor = process.fileno()
     rest = b""
     with selectors.DefaultSelector() as selector:
@@ -203,9 +219,6 @@ def _lines(process: InstallerProcess) -> Iterator[str]:
             *whole, rest = (rest + chunk).split(b"\n")
             yield from map(_clean, whole)
     yield _clean(rest)
-    while process.poll() is None:
-        yield ""
-        time.sleep(TICK_S / 10)
 
 
 def _clean(line: bytes) -> str:

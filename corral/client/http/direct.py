@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -238,7 +239,7 @@ def _is_over(sock: socket.socket) -> bool:
     """Whether the other side has closed it: an idle connection has nothing else to read."""
     if sock.fileno() < 0:
         return True
-    if not hasattr(select, "poll"):
+    if sys.platform == "win32":
         return bool(select.select([sock], [], [], 0)[0])
     # Unlike `select` it takes more than a thousand open files.
     look = select.poll()

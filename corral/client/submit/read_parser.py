@@ -59,7 +59,7 @@ def _leave(out: str, said: dict[str, Any]) -> NoReturn:
     with open(out, "w", encoding="utf-8") as file:
         json.dump(said, file)
     # With whatever the script started; not by an exception, which it might catch.
-    if os.name == "posix" and os.getpgrp() == os.getpid():
+    if sys.platform != "win32" and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 

@@ -159,7 +159,10 @@ def read_text(path: Path, *, what: str) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise InvalidInput(f"{printable(str(path))} is larger than {MAX_FILE_BYTES} bytes")
+            raise InvalidInput(
+                f"{printable(str(path))} is larger than {MAX_FILE_BYTES} bytes",
+                hint=f"Give the path of {what}.",
+            )
         return data.decode("utf-8-sig")
     except OSError as error:
         raise InvalidInput(

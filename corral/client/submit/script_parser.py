@@ -87,7 +87,7 @@ def _ask(script: Path, environ: Mapping[str, str], limit_s: float) -> dict[str, 
             stderr=subprocess.DEVNULL,
             cwd=script.parent,
             env=env,
-            process_group=0 if os.name == "posix" else None,
+            process_group=None if sys.platform == "win32" else 0,
         )
         try:
             code = child.wait(limit_s)
@@ -106,7 +106,7 @@ def _ask(script: Path, environ: Mapping[str, str], limit_s: float) -> dict[str, 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     """With its group, which it leads: a script may have started others, which would outlive it."""
-    if os.name == "posix":
+    if sys.platform != "win32":
         os.killpg(child.pid, signal.SIGKILL)
     else:
         child.kill()

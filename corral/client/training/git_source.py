@@ -148,7 +148,8 @@ class _Git:
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "corral" / "git"
+    """In Corral's home: a cache that runs of this machine share could be changed by any of them."""
+    return Path(environ.get("CORRAL_HOME") or "~/.corral").expanduser() / "git"
 
 
 def _wrong(message: str, *, hint: str = _HINT) -> InvalidInput:

@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 
 from corral.client.files.digest import FileChanged, FileUnreadable, digest_file
 from corral.client.files.download import Fetch, materialise
-from corral.client.files.tree import FileEntry, Tree, folder_identity, scan
+from corral.client.files.tree import FileEntry, NotAFolder, Tree, scan
 from corral.client.files.upload import upload
-from corral.client.files.walk import ListedFile
+from corral.client.files.walk import ListedFile, file_identity
 from corral.client.volumes.volumes import EMPTY, RemoteVolume, by_path
 from corral.domain.errors import FieldError, VolumeConflict
 from corral.domain.redact import SecretValues
 from corral.domain.volumes import merge
-from corral.files.untrusted import open_folder
+from corral.files.untrusted import HeldFolder, open_folder
 
 _NAMED = 20
 _LOOKS = 20
@@ -44,6 +44,8 @@ class VolumeFolder:
     # Where files are written before they are moved; on the same disk. Beside the folder when left out.
     scratch: Path | None = None
     base: tuple[int, Tree] = (0, EMPTY)
+    # Code that runs beside it may put a link in the folder's place.
+    _held: HeldFolder | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def fill(self, unpack: Unpack | None = None) -> None:
@@ -51,6 +53,7 @@ class VolumeFolder:
         head = self.remote.head()
         tree = self.remote.tree(head)
         (unpack or _unpack)(tree, self.remote.fetch, self.root)
+        self._held = HeldFolder(self.root)
         self.base = (head.version, tree)
 
     def commit(self) -> int:
@@ -77,7 +80,7 @@ class VolumeFolder:
             try:
                 mine = self._scanned(self.secrets)
                 if mine.digest != self.base[1].digest:
-                    upload(mine, self.root, self.remote.sink)
+                    upload(mine, self._here.path, self.remote.sink)
             except FileChanged:
                 if not left:
                     raise
@@ -87,8 +90,17 @@ class VolumeFolder:
         raise AssertionError("the last look returns or raises")
 
     def _scanned(self, secrets: SecretValues | None) -> Tree:
-        # Code in an instance may have put a link in the folder's place.
-        return scan(self.root, ignore=None, secrets=secrets, identity=folder_identity(self.root))
+        identity = file_identity(self._here.status)
+        try:
+            return scan(self._here.path, ignore=None, secrets=secrets, identity=identity)
+        except (FileNotFoundError, NotAFolder):
+            raise NotAFolder(self.root) from None
+
+    @property
+    def _here(self) -> HeldFolder:
+        if self._held is None:
+            self._held = HeldFolder(self.root)
+        return self._held
 
     def reload(self, *, discard: bool) -> int:
         """Bring the newest version here. What was changed here and not committed stays, unless `discard`.
@@ -122,14 +134,15 @@ class VolumeFolder:
             self.base = (version, base or wanted)
 
     def _remove(self, entry: FileEntry) -> bool:
-        path = self.root / entry.path
+        path = self._here.path / entry.path
         if not _is(path, entry):
             return not path.exists()
-        with _folder_of(self.root, entry.path) as (folder, name):
+        with _folder_of(self._here, entry.path) as (folder, name):
             os.unlink(name, dir_fd=folder)
         with suppress(OSError):
-            for parent in path.relative_to(self.root).parents[:-1]:
-                (self.root / parent).rmdir()
+            for parent in PurePosixPath(entry.path).parents[:-1]:
+                with _folder_of(self._here, str(parent)) as (folder, name):
+                    os.rmdir(name, dir_fd=folder)
         return True
 
     def _write(self, entries: list[FileEntry], before: Entries) -> bool:
@@ -143,9 +156,9 @@ class VolumeFolder:
         try:
             materialise(entries, self.remote.fetch, scratch / "new")
             for entry in entries:
-                target, known = self.root / entry.path, before.get(entry.path)
+                target, known = self._here.path / entry.path, before.get(entry.path)
                 if _is(target, known) if known is not None else not os.path.lexists(target):
-                    with _folder_of(self.root, entry.path) as (folder, name):
+                    with _folder_of(self._here, entry.path) as (folder, name):
                         os.replace(scratch / "new" / entry.path, name, dst_dir_fd=folder)
                 else:
                     whole = False
@@ -155,15 +168,15 @@ class VolumeFolder:
 
 
 @contextmanager
-def _folder_of(root: Path, path: str) -> Iterator[tuple[int | None, str]]:
+def _folder_of(root: HeldFolder, path: str) -> Iterator[tuple[int | None, str]]:
     """The open folder of a file, made if need be, and the file's name in it. No link is followed.
 
     Windows has no open folders: there it is None, and the name is the whole path.
     """
     *parts, name = path.split("/")
     if os.open not in os.supports_dir_fd:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        yield None, str(root / path)
+        (root.path / path).parent.mkdir(parents=True, exist_ok=True)
+        yield None, str(root.path / path)
         return
     descriptor = open_folder(root, parts, make=True)
     try:

@@ -13,14 +13,21 @@ from corral.domain.ids import EndpointId
 from corral.store.transaction import Tx
 
 _UNKNOWN = ScalingRule(idle_s=math.inf)
+# As JSON; as objects it may be ten times as much.
+KEEP_BYTES = 8 << 20
 
 
 class EndpointCache:
-    """A version never changes under its number; an endpoint is read again when a change is announced."""
+    """A version never changes under its number; an endpoint is read again when a change is announced.
 
-    def __init__(self) -> None:
+    Of functions it keeps `keep_bytes` at most.
+    """
+
+    def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
+        self._keep_bytes = keep_bytes
         self._endpoints: dict[EndpointId, Endpoint] = {}
         self._functions: dict[tuple[EndpointId, int], Mapping[str, Any]] = {}
+        self._bytes = 0
 
     def learn(self, endpoint: Endpoint) -> None:
         self._endpoints[endpoint.id] = endpoint
@@ -42,5 +49,10 @@ class EndpointCache:
         if known is None:
             missing = f"endpoint {self.name(endpoint_id)} has no version {number}"
             version = found(tx.endpoints.version(endpoint_id, number), missing)
-            known = self._functions[endpoint_id, number] = json.loads(version.functions)
+            known = json.loads(version.functions)
+            if self._bytes + len(version.functions) > self._keep_bytes:
+                self._functions.clear()
+                self._bytes = 0
+            self._bytes += len(version.functions)
+            self._functions[endpoint_id, number] = known
         return known

@@ -15,7 +15,7 @@ from corral.core.calls.settle import lose
 from corral.core.calls.transitions import cancel, expire, fail, forget
 from corral.core.endpoints.deploy import LIVE_FOR_S, broke, starts_unasked
 from corral.core.endpoints.evict_idle import IdleEviction
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.runs.cancel import cancel as cancel_run
 from corral.core.runs.submit import NewRun, submit
 from corral.core.wakeups import SCALE, wait_for

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from corral.core.hosts import faults
-from corral.core.hosts.prices import with_cost
+from corral.core.leases.gangs import (
+    FENCED,
+    RankEnd,
+    brought_back,
+    close_lease,
+    end_rank,
+    fence_gang_for_now,
+    goes_on,
+    let_go,
+    live_again,
+    rank_stopped,
+    without_rank,
+)
+from corral.core.leases.usage import known_s, pay_back, use_time
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.dependencies import move
 from corral.core.runs.retry import retry_or_fail
-from corral.core.runs.stop import settle_stop
-from corral.domain.errors import Forbidden, LeaseLost, NotFound, found
+from corral.core.runs.transitions import record
+from corral.domain.errors import Forbidden, LeaseLost, NotFound
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
-from corral.domain.quotas import UsageHours, by_month
 from corral.domain.runs.reasons import Reason
-from corral.domain.runs.runs import Rank, Run
+from corral.domain.runs.runs import Run
 from corral.domain.runs.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState
 from corral.store.transaction import Tx
 
 # Why the sweeper or a new boot ends a lease; what the worker itself reported is final.
 _MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})
-# So long what a lease uploaded stays after the lease ran out.
-_MAY_RETURN_S = 86400.0
 
 
 def fence(tx: Tx, key: LeaseKey, *, now: float, policy: ServerPolicy) -> tuple[Lease, Run]:
@@ -56,7 +65,10 @@ def check_held(
         raise LeaseLost(f"lease {lease.id} has epoch {lease.epoch}, not {epoch}")
     if lease.state is LeaseState.LIVE:
         return lease, run
-    if lease.state is LeaseState.EXPIRED:
+    if lease.state is LeaseState.EXPIRED and lease.outcome == FENCED:
+        # From now on its worker knows: the rank for whose sake it was fenced comes too late.
+        close_lease(tx, lease, outcome=FENCED, now=now)
+    elif lease.state is LeaseState.EXPIRED:
         return _reattach(tx, lease, run, now=now, policy=policy)
     raise LeaseLost(f"lease {lease.id} of run {run.id} is closed ({lease.outcome})")
 
@@ -76,84 +88,37 @@ def _not_yours(lease_id: LeaseId) -> NotFound:
 
 def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: ServerPolicy) -> tuple[Lease, Run]:
     rank = tx.attempts.rank(run.id, lease.attempt, lease.rank)
+    # Of an elastic run that goes on, only the rank had ended.
+    alone = run.elastic and run.state is RunState.RUNNING
     may = (
         rank is not None
         and rank.state is RankState.ENDED
         and rank.lease_id == lease.id
         and rank.reason in _MAY_RETURN
         and run.attempt == lease.attempt
-        and run.epoch == lease.epoch
-        and run.state in (RunState.QUEUED, RunState.PLACING)
+        and rank.epoch == lease.epoch
+        and (alone or run.state in (RunState.QUEUED, RunState.PLACING))
     )
     if not may or rank is None or rank.reason is None:
         raise LeaseLost(f"lease {lease.id} ran out and run {run.id} is {run.state} now")
+    if not alone:
+        run = brought_back(tx, run, lease, now=now, policy=policy)
+        run = run._replace(ran_s=max(0.0, run.ran_s - known_s(lease)))
     tx.attempts.save_rank(rank.stepped(RankEvent.REATTACH)._replace(reason=None))
-    run = _unuse_time(tx, run, lease)
+    run = pay_back(tx, run, lease)
     if rank.reason is Reason.HOST_LOST:
         run = run._replace(lost_hosts=max(0, run.lost_hosts - 1))
         faults.returned(tx, lease.host_id)
-    lease = lease._replace(
-        state=LeaseState.LIVE, closed_at=None, beaten_at=now, expires_at=now + policy.lease_s
-    )
-    tx.leases.save(lease)
-    tx.blobs.keep(f"lease:{lease.id}")
+    lease = live_again(tx, lease._replace(beaten_at=now), now=now, policy=policy)
+    actor, data = f"host:{lease.host_id}", {"lease": lease.id, "epoch": lease.epoch}
+    if alone:
+        run = run.charged(rank.reason, -1)
+        return lease, record(
+            tx, run, "rank_reattached", at=now, actor=actor, data={**data, "rank": rank.rank}
+        )
     # The run's reason is what was charged: a stop that the lease's end settled had one of its own.
     run = run.charged(run.reason or rank.reason, -1)._replace(reason=None, detail=None)
-    actor, data = f"host:{lease.host_id}", {"lease": lease.id, "epoch": lease.epoch}
     return lease, move(tx, run, RunEvent.REATTACH, at=now, actor=actor, data=data)
-
-
-def close_lease(
-    tx: Tx, lease: Lease, *, outcome: str, now: float, digest: str | None = None, answer: str | None = None
-) -> None:
-    closed = lease._replace(state=LeaseState.CLOSED, closed_at=now)
-    tx.leases.save(closed._replace(outcome=outcome, outcome_digest=digest, outcome_answer=answer))
-    tx.blobs.unpin(f"lease:{lease.id}")
-
-
-def use_time(tx: Tx, run: Run, lease: Lease, shares: Shares, ran_s: float, *, now: float) -> Run:
-    """Count a lease's time against the run's wall limit, the project's share and its hours of the month."""
-    gpus = len(json.loads(lease.gpus))
-    shares.closed(run.project, ran_s, gpus)
-    for month, part_s in by_month(now, ran_s):
-        tx.quotas.add_hours(UsageHours(run.project, month, part_s, part_s * gpus))
-    return with_cost(run, lease, ran_s)._replace(ran_s=run.ran_s + ran_s)
-
-
-def _unuse_time(tx: Tx, run: Run, lease: Lease) -> Run:
-    """It was counted when the lease ran out; the lease's real end will count the whole of it again."""
-    ran_s, gpus = known_s(lease), len(json.loads(lease.gpus))
-    if lease.closed_at is not None:
-        for month, part_s in by_month(lease.closed_at, ran_s):
-            tx.quotas.add_hours(UsageHours(run.project, month, -part_s, -part_s * gpus))
-    return with_cost(run, lease, -ran_s)._replace(ran_s=max(0.0, run.ran_s - ran_s))
-
-
-def known_s(lease: Lease) -> float:
-    """How long a lease that was taken away is known to have run.
-
-    By its worker's own count, which no jump of the wall clock touches; without one, to its last beat.
-    """
-    told = json.loads(lease.sample).get("ran_s")
-    if isinstance(told, int | float):
-        return max(0.0, float(told))
-    return max(0.0, (lease.beaten_at or lease.granted_at) - lease.granted_at)
-
-
-def cost_so_far(run: Run, live: Sequence[Lease]) -> float | None:
-    """With what its live leases have cost up to their last beats; None if a part of it is unknown."""
-    for lease in live:
-        ran_s = known_s(lease)
-        run = with_cost(run, lease, ran_s)._replace(ran_s=run.ran_s + ran_s)
-    return run.cost
-
-
-def end_rank(tx: Tx, lease: Lease, event: RankEvent, *, reason: Reason, exit_code: int | None = None) -> Rank:
-    missing = f"run {lease.run_id} has no rank {lease.rank} in attempt {lease.attempt}"
-    rank = found(tx.attempts.rank(lease.run_id, lease.attempt, lease.rank), missing)
-    rank = rank.stepped(event)._replace(reason=reason, exit_code=exit_code)
-    tx.attempts.save_rank(rank)
-    return rank
 
 
 def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy, shares: Shares) -> None:
@@ -188,30 +153,25 @@ def release_boot(
 def _take_away(
     tx: Tx, lease: Lease, run: Run, reason: Reason, why: str, *, now: float, shares: Shares
 ) -> Run:
-    end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
-    tx.leases.save(lease._replace(state=LeaseState.EXPIRED, closed_at=now))
-    # The host may come back, and names then what it uploaded before.
-    tx.blobs.let_go(f"lease:{lease.id}", at=now + _MAY_RETURN_S)
-    run = use_time(tx, run, lease, shares, known_s(lease), now=now)
-    fence_gang(tx, run, lease, now=now)
+    rank = end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
+    let_go(tx, lease, now=now)
+    ran_s = known_s(lease)
+    run = use_time(tx, run, lease, shares, ran_s, now=now)
     if run.state in STOPPING:
-        return settle_stop(tx, run, RunEvent.LEASE_EXPIRED, now=now, actor="corral", data={"lease": lease.id})
+        return rank_stopped(tx, run, lease, RunEvent.LEASE_EXPIRED, now=now, actor="corral")
     if run.state not in LEASED:
         return run
     if reason is Reason.HOST_LOST:
         hosts = faults.lost_hosts(tx, run)
         run = run._replace(lost_hosts=len(hosts))
-        if len(hosts) >= faults.POISON_HOSTS:
+        # Of many hosts that work at once, some are lost whatever they run.
+        if len(hosts) >= faults.POISON_HOSTS + run.world_size - 1:
             reason, why = Reason.POISON, f"{len(hosts)} different hosts were lost while they ran it"
-    return retry_or_fail(tx, run, reason, why, now=now, actor="corral")
+    if goes_on(tx, run, lease, reason):
+        return without_rank(tx, run, lease, rank, RankEnd(reason, why, "corral", now))[0]
+    run = fence_gang_for_now(tx, run, lease, shares, ran_s=ran_s, now=now)
+    return retry_or_fail(tx, run, reason, of_rank(run, lease, why), now=now, actor="corral")
 
 
-def fence_gang(tx: Tx, run: Run, ended: Lease, *, now: float) -> None:
-    """In a fixed gang the first rank that ends closes the attempt and fences all the others."""
-    if run.world_size == 1 or run.elastic:
-        return
-    for other in tx.leases.live_of_run(run.id):
-        if other.id != ended.id:
-            end_rank(tx, other, RankEvent.STOPPED, reason=Reason.RELEASED)
-            close_lease(tx, other, outcome="fenced", now=now)
-    tx.attempts.close(run.id, ended.attempt, now)
+def of_rank(run: Run, lease: Lease, text: str) -> str:
+    return f"rank {lease.rank}: {text}" if run.world_size > 1 else text

@@ -8,14 +8,27 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.hosts import faults
-from corral.core.leases.fence import check_held, close_lease, end_rank, fence_gang, held, use_time
+from corral.core.leases.fence import check_held, held, of_rank
+from corral.core.leases.gangs import (
+    RankEnd,
+    all_done,
+    any_live,
+    close_lease,
+    end_rank,
+    fence_gang,
+    finish_run,
+    goes_on,
+    rank_stopped,
+    without_rank,
+)
+from corral.core.leases.usage import use_time
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.roster import Roster
 from corral.core.runs.dependencies import move
 from corral.core.runs.more_memory import MemoryShortage, MoreMemory, more_memory
 from corral.core.runs.retry import retry_or_fail
-from corral.core.runs.stop import settle_stop
+from corral.core.runs.stop import ask_to_stop, settle_stop
 from corral.core.runs.transitions import record
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
@@ -26,7 +39,7 @@ from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.domain.runs.runs import Rank, Run
-from corral.domain.runs.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
+from corral.domain.runs.states import STOPPING, RankEvent, RankState, RunEvent, RunState
 from corral.store.transaction import Tx
 
 _DETAIL_CHARS = 16_000
@@ -91,7 +104,7 @@ class LeaseEnder:
             unasked = run.state is RunState.RUNNING
             if unasked and report.reason is Reason.HOST_FAULT:
                 self._gave_back(lease, report, now=now)
-            run, rank = _fail(tx, lease, run, report, now=now, policy=self.policy)
+            run, rank = self._fail(tx, lease, run, report, now=now)
             if unasked:
                 run = faults.failed(
                     tx, key.host_id, run, report.reason, ran_s=report.ran_s, now=now, policy=self.policy
@@ -99,13 +112,70 @@ class LeaseEnder:
         else:
             if run.state is RunState.RUNNING and report.reason is Reason.RELEASED and report.ran_s == 0:
                 self._gave_back(lease, report, now=now)
-            run, rank = _stopped(tx, lease, run, report, now=now)
+            run, rank = self._stopped(tx, lease, run, report, now=now)
         outcome = LeaseOutcome(run.state, rank.state)
         answer = canonical(outcome)
         close_lease(tx, lease, outcome=report.kind, digest=body, answer=answer, now=now)
-        if rank.state is RankState.ENDED:
-            fence_gang(tx, run, lease, now=now)
         return outcome
+
+    def _fail(self, tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) -> tuple[Run, Rank]:
+        rank = end_rank(tx, lease, RankEvent.FAIL, reason=report.reason, exit_code=report.exit_code)
+        actor = f"host:{lease.host_id}"
+        if rank.state is RankState.RETIRED:
+            return _retired(tx, lease, run, now=now), rank
+        if run.state in STOPPING:
+            run = run._replace(exit_code=report.exit_code, signal=report.signal)
+            return rank_stopped(tx, run, lease, RunEvent.FAIL, now=now, actor=actor), rank
+        reason, detail = report.reason, report.detail
+        if reason is Reason.HOST_FAULT and (met := faults.met_too_many(tx, run)) is not None:
+            reason, detail = Reason.POISON, f"{met} times a host could not run it; the last said: {detail}"
+        if goes_on(tx, run, lease, reason):
+            return without_rank(tx, run, lease, rank, RankEnd(reason, detail, actor, now))
+        run = fence_gang(tx, run, lease, self.shares, ran_s=report.ran_s, now=now)
+        run = retry_or_fail(
+            tx,
+            run,
+            reason,
+            of_rank(run, lease, detail),
+            now=now,
+            actor=actor,
+            exit_code=report.exit_code,
+            signal=report.signal,
+            more=_more(tx, lease, run, report, now=now, policy=self.policy),
+        )
+        return run, rank
+
+    def _stopped(
+        self, tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float
+    ) -> tuple[Run, Rank]:
+        """Stopped as it was told, or on the worker's own account: a drain gives it back, a limit ends it."""
+        rank = end_rank(tx, lease, RankEvent.STOPPED, reason=report.reason, exit_code=report.exit_code)
+        actor = f"host:{lease.host_id}"
+        if rank.state is RankState.RETIRED:
+            return _retired(tx, lease, run, now=now), rank
+        asked = run.state is not RunState.RUNNING
+        # Why it was asked to stop says more than that it was.
+        detail = run.detail if asked and run.detail else of_rank(run, lease, report.detail) or None
+        if not asked:
+            if report.reason in (Reason.WALL_LIMIT, Reason.MONEY_LIMIT):
+                run = self._halt(tx, run, report, detail, actor=actor, now=now)
+            elif goes_on(tx, run, lease, Reason.RELEASED):
+                return without_rank(tx, run, lease, rank, RankEnd(Reason.RELEASED, report.detail, actor, now))
+            else:
+                run = fence_gang(tx, run, lease, self.shares, ran_s=report.ran_s, now=now)
+                run = _wish(tx, run, RunEvent.PREEMPT, Reason.RELEASED, report, actor=actor, now=now)
+        run = run._replace(exit_code=report.exit_code, signal=report.signal, detail=detail)
+        return rank_stopped(tx, run, lease, RunEvent.STOPPED, now=now, actor=actor), rank
+
+    def _halt(
+        self, tx: Tx, run: Run, report: LeaseReport, detail: str | None, *, actor: str, now: float
+    ) -> Run:
+        """The worker met a limit of the run before the server did: the other ranks are told to stop too."""
+        if any_live(tx, run, run.attempt):
+            return ask_to_stop(
+                tx, run, RunEvent.HALT, report.reason, detail, actor=actor, now=now, policy=self.policy
+            )
+        return _wish(tx, run, RunEvent.HALT, report.reason, report, actor=actor, now=now)
 
     def _gave_back(self, lease: Lease, report: LeaseReport, *, now: float) -> None:
         """The same host is not asked again for a while."""
@@ -126,21 +196,35 @@ def _finish(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) 
     if report.artifact_id is not None:
         _check_result(tx, lease, report.artifact_id)
     rank = end_rank(tx, lease, RankEvent.FINISH, reason=Reason.FINISHED, exit_code=0)
-    states = [rank.state]
-    if run.world_size > 1:
-        states = [r.state for r in tx.attempts.ranks(run.id, lease.attempt)]
     actor = f"host:{lease.host_id}"
+    # Rank 0's output is the run's result; what the others leave are artifacts of their ranks.
     artifact_id = report.artifact_id if lease.rank == 0 else run.artifact_id
+    run = run._replace(artifact_id=artifact_id)
     if report.metrics:
         run = run._replace(metrics=canonical({**json.loads(run.metrics), **dict(report.metrics)}))
-    if fold(states, minimum=run.min_ranks, elastic=run.elastic) is not Fold.FINISHED:
-        run, done = run._replace(artifact_id=artifact_id), {"rank": lease.rank, "lease": lease.id}
-        return record(tx, run, "rank_done", at=now, actor=actor, data=done), rank
-    tx.attempts.close(run.id, lease.attempt, now)
-    run = run._replace(ended_at=now, reason=Reason.FINISHED, detail=None, exit_code=0, signal=None)
-    run = run._replace(artifact_id=artifact_id, stop_deadline=None, stop_reason=None)
-    data = {"lease": lease.id, "artifact": artifact_id}
-    return move(tx, run, RunEvent.FINISH, at=now, actor=actor, data=data), rank
+    if run.world_size == 1 or all_done(tx, run, lease.attempt):
+        return finish_run(tx, run, lease, now=now, actor=actor), rank
+    if run.state in STOPPING and not any_live(tx, run, lease.attempt):
+        # The others were stopped before: what a part of the ranks finished is no result.
+        return settle_stop(tx, run, RunEvent.STOPPED, now=now, actor=actor), rank
+    done = {"rank": lease.rank, "lease": lease.id}
+    return record(tx, run, "rank_done", at=now, actor=actor, data=done), rank
+
+
+def _retired(tx: Tx, lease: Lease, run: Run, *, now: float) -> Run:
+    actor = f"host:{lease.host_id}"
+    run = record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank})
+    return finish_run(tx, run, lease, now=now, actor=actor) if all_done(tx, run, lease.attempt) else run
+
+
+def _wish(
+    tx: Tx, run: Run, event: RunEvent, reason: Reason, report: LeaseReport, *, actor: str, now: float
+) -> Run:
+    """What the worker stopped it for, as if somebody had asked for that."""
+    data: dict[str, object] = {"reason": reason}
+    if report.detail:
+        data["detail"] = report.detail[:2000]
+    return move(tx, run, event, at=now, actor=actor, data=data, stop_reason=reason)
 
 
 def _check_result(tx: Tx, lease: Lease, artifact_id: ArtifactId) -> None:
@@ -160,33 +244,6 @@ def _check_result(tx: Tx, lease: Lease, artifact_id: ArtifactId) -> None:
         )
 
 
-def _fail(
-    tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float, policy: ServerPolicy
-) -> tuple[Run, Rank]:
-    rank = end_rank(tx, lease, RankEvent.FAIL, reason=report.reason, exit_code=report.exit_code)
-    actor = f"host:{lease.host_id}"
-    if rank.state is RankState.RETIRED:
-        return record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank}), rank
-    if run.state in STOPPING:
-        run = run._replace(exit_code=report.exit_code, signal=report.signal)
-        return settle_stop(tx, run, RunEvent.FAIL, now=now, actor=actor), rank
-    reason, detail = report.reason, report.detail
-    if reason is Reason.HOST_FAULT and (met := faults.met_too_many(tx, run)) is not None:
-        reason, detail = Reason.POISON, f"{met} times a host could not run it; the last said: {detail}"
-    run = retry_or_fail(
-        tx,
-        run,
-        reason,
-        detail,
-        now=now,
-        actor=actor,
-        exit_code=report.exit_code,
-        signal=report.signal,
-        more=_more(tx, lease, run, report, now=now, policy=policy),
-    )
-    return run, rank
-
-
 def _more(
     tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float, policy: ServerPolicy
 ) -> MoreMemory | None:
@@ -196,24 +253,3 @@ def _more(
     # Older workers do not say. Of theirs, a run fails for its GPU's memory only if it trains.
     usual = MemoryShortage(MemoryKind.GPU if run.kind == "train" else MemoryKind.HOST)
     return more_memory(tx, run, lease, report.memory or usual, now=now, policy=policy)
-
-
-def _stopped(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) -> tuple[Run, Rank]:
-    """Stopped as it was told, or on the worker's own account: a drain gives the run back, a limit ends it."""
-    rank = end_rank(tx, lease, RankEvent.STOPPED, reason=report.reason, exit_code=report.exit_code)
-    actor = f"host:{lease.host_id}"
-    if rank.state is RankState.RETIRED:
-        return record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank}), rank
-    asked = run.state is not RunState.RUNNING
-    if not asked:
-        over = report.reason in (Reason.WALL_LIMIT, Reason.MONEY_LIMIT)
-        wish = RunEvent.HALT if over else RunEvent.PREEMPT
-        reason = report.reason if over else Reason.RELEASED
-        data: dict[str, object] = {"reason": reason}
-        if report.detail:
-            data["detail"] = report.detail[:2000]
-        run = move(tx, run, wish, at=now, actor=actor, data=data, stop_reason=reason)
-    # Why it was asked to stop says more than that it was.
-    detail = run.detail if asked and run.detail else report.detail or None
-    run = run._replace(exit_code=report.exit_code, signal=report.signal, detail=detail)
-    return settle_stop(tx, run, RunEvent.STOPPED, now=now, actor=actor), rank

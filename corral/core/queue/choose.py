@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.eligibility import Shapes, declared_of, policy_refusals, work_of
-from corral.core.queue.fair_share import Shares, month_gpu_s
+from corral.core.queue.backfill import WaitingGang, begins_at
+from corral.core.queue.board import Board
+from corral.core.queue.cohorts import Cohort, Seat
+from corral.core.queue.eligibility import declared_of, policy_refusals, work_of
 from corral.core.queue.free_capacity import HostCapacity, bytes_held
-from corral.core.queue.lanes import Candidate, Lanes
-from corral.core.queue.reservations import Reservation, Reservations
-from corral.core.queue.roster import Roster
+from corral.core.queue.lanes import Candidate
+from corral.core.queue.reservations import Reservation
+from corral.core.queue.rooms import Room
+from corral.core.queue.run_limits import RunLimits
 from corral.core.runs.dependencies import move, wait_for_place
-from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.capability import Requirements, one_rank
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import refusals
 from corral.domain.ids import Digest
 from corral.domain.leases import Lease
-from corral.domain.quotas import QuotaUse, month_start, over_quota
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.queue import Lane, LeaseHolding, ReadyRun
 from corral.domain.runs.runs import INSTANCE, Run
@@ -35,38 +37,13 @@ LOOKED_AT = 4000
 PAGE = 500
 
 
-@dataclass
-class Board:
-    """What a server knows of the queue, in memory."""
-
-    lanes: Lanes = field(default_factory=Lanes)
-    shapes: Shapes = field(default_factory=Shapes)
-    shares: Shares = field(default_factory=Shares)
-    reservations: Reservations = field(default_factory=Reservations)
-    roster: Roster = field(default_factory=Roster)
-    # The least margin before the end of a project's GPU hours that the policy keeps for any run.
-    margin_s: float = 0.0
-
-    def may_start(self, lane: Lane) -> bool:
-        """Whether a host should look at the lane: not if the project's quota lets nothing start."""
-        need = self.shapes.known(lane.shape)
-        return need is None or self.shares.held_back(lane.project, need.gpus, keep_s=self.margin_s) is None
-
-    def held_back(self, tx: Tx, run: Run, policy: ServerPolicy) -> str | None:
-        """Why the project's quota does not let the run start now, as a claim would judge it."""
-        need = self.shapes.get(tx, run.shape)
-        return self.shares.held_back(run.project, need.gpus, keep_s=policy.margin_s(run))
-
-    def may_have(self, shape: Digest) -> bool:
-        """False if this server knows of no waiting run of the shape that may start."""
-        return self.lanes.may_have(shape, self.may_start)
-
-
 class Choice(NamedTuple):
+    """A run and where its ranks go; one that is not a gang has one seat, on the host that asks."""
+
     run: Run
     spec: str
-    gpus: tuple[int, ...]
-    # How much of each it holds; None is the whole.
+    seats: Sequence[Seat]
+    # How much of each GPU they hold; None is the whole.
     gpu_bytes: int | None
 
 
@@ -85,8 +62,8 @@ class Chooser:
     now: float
     taken: list[Candidate]
     free: HostCapacity = field(init=False)
+    _limits: RunLimits = field(init=False)
     _passed: set[Lane] = field(default_factory=set)
-    _locked: set[str] = field(default_factory=set)
     # For lanes whose oldest run is not for this host: the runs behind it that are, and the next of them.
     _behind_refused: dict[Lane, Iterator[ReadyRun]] = field(default_factory=dict)
     _instead: dict[Lane, ReadyRun | None] = field(default_factory=dict)
@@ -96,11 +73,16 @@ class Chooser:
     _behind: bool = False
     _next_in_line: bool = False
     _tries: int = 0
+    # How many leases the host's worker still asks for.
+    _left: int = 1
+    # The hosts that seem to have room; looked up for the first gang.
+    _rooms: list[Room] | None = None
     # When the run that the host is reserved for could begin; worked out again when the host is given more.
     _begins: tuple[float | None] | None = None
 
     def __post_init__(self) -> None:
         self.free = HostCapacity(self.host, self.held, self.board.roster.ram(self.host.id))
+        self._limits = RunLimits(self.board, self.policy, self.tx, self.now)
         self._reservation = self._kept_for()
 
     def _kept_for(self) -> Reservation | None:
@@ -113,8 +95,12 @@ class Chooser:
             return None
         return kept if self.board.held_back(self.tx, run, self.policy) is None else None
 
-    def next(self) -> Choice | None:
-        """The run that this host should take now, locked; None if there is none."""
+    def next(self, left: int = 1) -> Choice | None:
+        """The run that this host should take now, locked; None if there is none.
+
+        `left` is how many leases the host's worker still asks for.
+        """
+        self._left = left
         aside: list[Candidate] = []
         try:
             return self._next(aside)
@@ -147,24 +133,44 @@ class Chooser:
             need = self.board.shapes.get(self.tx, run.shape)
             if not self._is_for_this_host(run, need):
                 self._look_behind(candidate, need, run)
-            elif (most := self._within_quota(run, need)) is None:
+            elif (most := self._limits.within_quota(run, need, self._best(run, need))) is None:
                 self._passed.add(candidate.lane)
-            elif not self._is_behind(candidate) or self._ends_in_time(run):
-                full = self._group_is_full(run)
+            elif need.is_gang or not self._is_behind(candidate) or self._ends_in_time(run):
+                full = self._limits.group_is_full(run)
                 if full:
                     wait_for_place(self.tx, run, actor="corral", now=self.now)
                     continue
-                if full is not None:
-                    gpus = self.free.take(need, most)
-                    return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
+                seats = [] if full is None else self._seats(candidate, run, need, most)
+                if seats:
+                    return Choice(run, spec, seats, bytes_held(need) if seats[0].gpus else None)
+                if need.is_gang:
+                    self._passed.add(candidate.lane)
             self.taken.remove(candidate)
             aside.append(candidate)
         return None
 
+    def _best(self, run: Run, need: Requirements) -> int:
+        return run.world_size if need.is_gang else self.free.best(need)
+
+    def _seats(self, candidate: Candidate, run: Run, need: Requirements, most: int) -> list[Seat]:
+        """`most` is how many GPUs it may be given; of a gang, how many ranks."""
+        if not need.is_gang:
+            return [Seat(self.host, self.free.take(need, most))]
+        return self._cohort(candidate).seats(candidate.lane, run, need, most)
+
+    def _cohort(self, candidate: Candidate) -> Cohort:
+        """A host that is kept for another run gives the gang no seat; others may."""
+        if self._rooms is None:
+            self._rooms = self.board.rooms.all(self.now, self.policy.away_s)
+        own = Room(self.host, self.free, 0 if self._is_behind(candidate) else self._left, self.now)
+        return Cohort(self.board, self.policy, self.tx, own, self._rooms, self.now)
+
     def granted(self, lease: Lease, need: Requirements) -> None:
+        self.board.reservations.done(lease.run_id)
+        if lease.host_id != self.host.id:
+            return
         holding = LeaseHolding(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes, *need.set_aside)
         self.held.append(holding)
-        self.board.reservations.done(lease.run_id)
         if self._reservation is not None and self._reservation.run_id == lease.run_id:
             self._reservation = None
         self._begins = None
@@ -248,13 +254,15 @@ class Chooser:
             return False
         need = self.board.shapes.get(self.tx, lane.shape)
         keep_s = self.policy.least_margin_s
-        if self.board.shares.held_back(lane.project, need.gpus, keep_s=keep_s) is not None:
+        if self.board.over_quota(lane.project, need, keep_s=keep_s) is not None:
             return False
         # What is remembered of hosts of a kind may be from before a shape named this one.
         if need.hosts and not self._fits(lane.shape):
             return False
         if not self.board.shapes.admits(self.tx, lane.shape, lane.project, self.host):
             return False
+        if need.is_gang:
+            return self._gang_may(candidate, need)
         if not self.free.holds(need):
             # What other programs use does not become free when runs end: the host is not kept for it.
             if not self.free.others_hold_ram(need):
@@ -266,6 +274,33 @@ class Chooser:
             self._tries += 1
             return self._tries <= BACKFILL_TRIES
         return True
+
+    def _gang_may(self, candidate: Candidate, need: Requirements) -> bool:
+        """A gang's turn has come at this host. It starts if there is room for it over all hosts."""
+        if self._cohort(candidate).fits(candidate.lane, candidate.ready.id, need):
+            return True
+        # Within this claim there will be no more room.
+        self._passed.add(candidate.lane)
+        kept = self._reservation
+        if kept is not None and kept.run_id == candidate.ready.id:
+            self._behind = True
+        if not self._next_in_line and not self._refuses_run(candidate):
+            waiting = WaitingGang(self.board, self.policy, self.tx, candidate, need, self.now)
+            self._next_in_line = waiting.reserve()
+            self._reservation = self._kept_for()
+        return False
+
+    def may_grow(self, lane: Lane) -> bool:
+        """Whether the host may take a rank of an elastic run of this lane, if it has room."""
+        if self._reservation is not None or not self._fits(lane.shape):
+            return False
+        return self.board.shapes.admits(self.tx, lane.shape, lane.project, self.host)
+
+    def may_take_rank(self, run: Run, need: Requirements) -> bool:
+        return (
+            self._is_for_this_host(run, need)
+            and self._limits.within_quota(run, one_rank(need), need.gpus) is not None
+        )
 
     def _is_behind(self, candidate: Candidate) -> bool:
         """Whether it comes after the run that the host is reserved for.
@@ -317,51 +352,6 @@ class Chooser:
         need = self.board.shapes.get(self.tx, candidate.lane.shape)
         return run is not None and self._refuses(candidate.lane, need, run.name, run.kind)
 
-    def _within_quota(self, run: Run, need: Requirements) -> int | None:
-        """How many GPUs it may be given here, of those it would like; None if it may not start at all.
-
-        Counted under the lock of the quota, so that two servers cannot both take the last place.
-        """
-        best = self.free.best(need)
-        known = self.board.shares.quota(run.project)
-        if known is None or not known.limits_running:
-            return best
-        # Only the first lock may wait: whoever holds one already would wait in a circle.
-        alone = not self._locked or run.project in self._locked
-        quotas = self.tx.quotas
-        quota = quotas.lock(run.project) if alone else quotas.try_lock(run.project)
-        if quota is None:
-            return best if alone else None
-        self._locked.add(run.project)
-        if not quota.limits_running:
-            return best
-        found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
-        use = found[0] if found else QuotaUse(run.project)
-        used_gpu_s = 0.0 if quota.gpu_hours is None else month_gpu_s(self.tx, run.project, use, self.now)
-        margin_s = self.policy.margin_s(run)
-        for gpus in dict.fromkeys((best, need.gpus)):
-            if over_quota(quota, use, gpus=gpus, used_gpu_s=used_gpu_s, keep_s=margin_s) is None:
-                return gpus
-        return None
-
-    def _group_is_full(self, run: Run) -> bool | None:
-        """None if another transaction is giving places in it.
-
-        Places are given before a run is queued; but a limit may have been lowered since, and a retry comes
-        back to the queue whatever the limit is.
-        """
-        group = None if run.group_id is None else self.tx.groups.get(run.group_id)
-        if group is None or group.max_running is None:
-            return False
-        key = f"group {group.id}"
-        alone = not self._locked or key in self._locked
-        found = self.tx.groups.lock(group.id) if alone else self.tx.groups.try_lock(group.id)
-        if found is None:
-            return None
-        self._locked.add(key)
-        most = found.max_running
-        return most is not None and self.tx.groups.running(group.id, most) >= most
-
     def _ends_in_time(self, run: Run) -> bool:
         """Backfill: its wall limit ends it before the run that the host is reserved for could begin."""
         begins = self._begins_at()
@@ -372,23 +362,8 @@ class Chooser:
     def _begins_at(self) -> float | None:
         """When that run fits, by the wall limits of the runs here; None if too few of them have one."""
         if self._begins is None:
-            self._begins = (self._work_out_begin(),)
+            kept = self._reservation
+            self._begins = (
+                None if kept is None else begins_at(self.tx, self.board, self.host, self.held, kept),
+            )
         return self._begins[0]
-
-    def _work_out_begin(self) -> float | None:
-        large = None if self._reservation is None else self.tx.runs.get(self._reservation.run_id)
-        if large is None:
-            return None
-        need = self.board.shapes.get(self.tx, large.shape)
-        ends: list[tuple[float, LeaseHolding]] = []
-        for item in self.held:
-            lease = self.tx.leases.get(item.lease_id)
-            run = None if lease is None else self.tx.runs.get(lease.run_id)
-            if lease is not None and run is not None and run.wall_limit_s is not None:
-                ends.append((lease.granted_at + run.wall_limit_s - run.ran_s, item))
-        left = list(self.held)
-        for at, item in sorted(ends):
-            left.remove(item)
-            if HostCapacity(self.host, left).fits(need):
-                return at
-        return None

@@ -8,25 +8,27 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.hosts import faults
-from corral.core.hosts.prices import price_per_hour
 from corral.core.leases.fence import release_boot
 from corral.core.logs import left_bytes
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board, Choice, Chooser
+from corral.core.queue.board import Board
+from corral.core.queue.choose import Choice, Chooser
 from corral.core.queue.free_capacity import HostCapacity
+from corral.core.queue.grants import ASSIGNED, Grant, Granting, place_of
+from corral.core.queue.grow import Grower
 from corral.core.queue.lanes import Candidate
 from corral.core.queue.one_run import OneRunChooser
-from corral.core.runs.dependencies import move
+from corral.core.queue.rooms import Room
 from corral.domain.artifacts import Artifact
-from corral.domain.canonical import canonical, digest_of
+from corral.domain.canonical import digest_of
 from corral.domain.errors import Forbidden, NotFound, found
 from corral.domain.hosts.capability import RamNow
 from corral.domain.hosts.hosts import Host
-from corral.domain.ids import HostId, LeaseId, RunId, new_lease_id
-from corral.domain.leases import Lease, LeaseState
+from corral.domain.ids import HostId, LeaseId, RunId
+from corral.domain.leases import Lease
 from corral.domain.runs.queue import LeaseHolding
-from corral.domain.runs.runs import Attempt, Rank, Run
-from corral.domain.runs.states import LEASED, RankEvent, RankState, RunEvent
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import LEASED
 from corral.store.transaction import Tx
 
 SEEN_EVERY_S = 10.0
@@ -47,20 +49,6 @@ class ClaimTerms(NamedTuple):
     lent_slots: int = 0
     # What the worker sees of its host's memory.
     ram: RamNow | None = None
-
-
-class Grant(NamedTuple):
-    """A lease and what its worker must know to begin."""
-
-    lease: Lease
-    run: Run
-    spec: str
-    resume: Artifact | None
-    log_left_bytes: int
-
-    @property
-    def wall_left_s(self) -> float | None:
-        return None if self.run.wall_limit_s is None else max(0.0, self.run.wall_limit_s - self.run.ran_s)
 
 
 class ClaimResult(NamedTuple):
@@ -120,68 +108,43 @@ class Claim:
 
     def _grants(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> list[Grant]:
         if self.ask.draining or host.capability is None or not host.takes_work(now):
+            self.board.rooms.gone(host.id)
             return []
+        ask = self.ask
         chooser = self._chooser(tx, host, held, now)
         self.free = chooser.free
-        chooser.free.slots += self.ask.lent_slots
-        grants: list[Grant] = []
-        while len(grants) < self.ask.max_leases and (choice := chooser.next()) is not None:
-            lease, run = self._lease(tx, host, choice, now)
-            chooser.granted(lease, self.board.shapes.get(tx, run.shape))
-            grants.append(Grant(lease, run, choice.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
+        chooser.free.slots += ask.lent_slots
+        granting = Granting(tx, self.board, self.policy, host.id, ask.boot_id, ask.request_id, now)
+        grants = self._taken_up(tx, held)
+        while (left := ask.max_leases - len(grants)) > 0 and (choice := chooser.next(left)) is not None:
+            for lease, run in _made(granting, choice):
+                chooser.granted(lease, self.board.shapes.get(tx, run.shape))
+                if lease.host_id == host.id:
+                    grants.append(self._grant(tx, lease, run, choice.spec))
+        if ask.only is None:
+            left = ask.max_leases - len(grants)
+            if left > 0 and self.board.growth:
+                grants += [self._grant(tx, *grown) for grown in Grower(granting, chooser).grow(left)]
+            self.board.rooms.saw(Room(host, chooser.free, ask.max_leases - len(grants), now))
         return grants
+
+    def _taken_up(self, tx: Tx, held: list[LeaseHolding]) -> list[Grant]:
+        """What was assigned to the host while its claim waited, as much of it as its worker can take."""
+        if self.ask.only is not None:
+            return []
+        assigned = [item.lease_id for item in held if item.request_id == ASSIGNED][: self.ask.max_leases]
+        for lease_id in assigned:
+            tx.leases.take_up(lease_id, request_id=self.ask.request_id, boot_id=self.ask.boot_id)
+        return [self._render(tx, lease_id) for lease_id in assigned]
 
     def _chooser(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> Chooser:
         if self.ask.only is None:
             return Chooser(self.board, self.policy, tx, host, held, now, self.taken)
         return OneRunChooser(self.board, self.policy, tx, host, held, now, self.taken, only=self.ask.only)
 
-    def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
-        run, gpus = choice.run, choice.gpus
-        lease_id = new_lease_id()
-        rank = _claim_rank(tx, run, lease_id, now)
-        lease = Lease(
-            id=lease_id,
-            run_id=run.id,
-            project=run.project,
-            attempt=rank.attempt,
-            rank=rank.rank,
-            epoch=rank.epoch,
-            host_id=host.id,
-            boot_id=self.ask.boot_id,
-            request_id=self.ask.request_id,
-            gpus=canonical(gpus),
-            state=LeaseState.LIVE,
-            granted_at=now,
-            beaten_at=None,
-            expires_at=now + self.policy.first_beat_s,
-            active_at=now,
-            gpu_bytes=choice.gpu_bytes,
-            price_per_hour=price_per_hour(host, gpus, choice.gpu_bytes),
-        )
-        tx.leases.insert(lease)
-        run = move(
-            tx,
-            run,
-            RunEvent.CLAIM,
-            at=now,
-            actor=f"host:{host.id}",
-            data={
-                "attempt": lease.attempt,
-                "rank": lease.rank,
-                "epoch": lease.epoch,
-                "lease": lease.id,
-                **_cards(host, gpus),
-            },
-            attempt=lease.attempt,
-            epoch=lease.epoch,
-            started_at=run.started_at if run.started_at is not None else now,
-            last_host=host.id,
-            reason=None,
-            detail=None,
-        )
-        self.board.shares.claimed(run.project, len(gpus))
-        return lease, run
+    def _grant(self, tx: Tx, lease: Lease, run: Run, spec: str) -> Grant:
+        left = left_bytes(tx, run, self.policy)
+        return Grant(lease, run, spec, _resume(tx, run), left, place_of(tx, run, lease))
 
     def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:
         """The answer anew: it is never stored, so that it cannot be out of date."""
@@ -189,7 +152,14 @@ class Claim:
         run = None if lease is None else tx.runs.get(lease.run_id)
         if lease is None or run is None or run.state not in LEASED:
             raise NotFound(f"lease {lease_id} has no running run")
-        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run), left_bytes(tx, run, self.policy))
+        return self._grant(tx, lease, run, tx.runs.spec(run.id))
+
+
+def _made(granting: Granting, choice: Choice) -> list[tuple[Lease, Run]]:
+    if choice.run.world_size == 1:
+        return [granting.alone(choice.run, choice.seats[0], choice.gpu_bytes)]
+    leases, run = granting.gang(choice.run, choice.seats, choice.gpu_bytes)
+    return [(lease, run) for lease in leases]
 
 
 def _with_report(host: Host, capability: str, now: float) -> Host:
@@ -200,36 +170,6 @@ def _with_report(host: Host, capability: str, now: float) -> Host:
     return host._replace(capability=capability, capability_digest=digest_of(report))
 
 
-def _cards(host: Host, gpus: tuple[int, ...]) -> dict[str, list[str]]:
-    """Which GPUs it got, for whoever asks later what a result was made on."""
-    if not gpus:
-        return {}
-    known = {gpu["index"]: gpu["name"] for gpu in json.loads(host.capability or "{}").get("gpus") or ()}
-    return {"gpus": [f"{index}: {known.get(index, 'unknown')}" for index in gpus]}
-
-
 def _resume(tx: Tx, run: Run) -> Artifact | None:
-    return tx.artifacts.newest_checkpoint(run.id) if run.attempt > 1 else None
-
-
-def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
-    """The first rank that waits becomes the lease's; if none does, the next attempt is opened."""
-    ranks = tx.attempts.ranks(run.id, run.attempt) if run.attempt else []
-    waiting = next((rank for rank in ranks if rank.state is RankState.WAITING), None)
-    if waiting is not None:
-        rank = _taken(waiting, run.epoch + 1, lease_id)
-        tx.attempts.save_rank(rank)
-        return rank
-    if run.attempt:
-        tx.attempts.close(run.id, run.attempt, now)
-    number = run.attempt + 1
-    tx.attempts.open(Attempt(run.id, number, now, None))
-    made = [Rank(run.id, number, rank) for rank in range(run.world_size)]
-    made[0] = _taken(made[0], run.epoch + 1, lease_id)
-    for rank in made:
-        tx.attempts.insert_rank(rank)
-    return made[0]
-
-
-def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
-    return rank.stepped(RankEvent.CLAIM)._replace(epoch=epoch, lease_id=lease_id, reason=None)
+    """The newest checkpoint, for an attempt after the first, or for a rank that joins one that goes on."""
+    return tx.artifacts.newest_checkpoint(run.id) if run.attempt > 1 or run.elastic else None

@@ -133,9 +133,11 @@ def _effective(capability: str, name: str, declared: str | None) -> Capability:
 
 
 def _what_counts(have: Capability) -> str:
-    """All of it but what tells hosts of a kind apart, of which a verdict looks at the name alone."""
+    """All of it but what tells hosts of a kind apart: of that a verdict looks at the name, and at whether
+    there is an address."""
     table = asdict(have)
     del table["hostname"], table["fault"], table["isolated"], table["isolation_note"]
+    table["address"] = have.address is not None
     for gpu in table["gpus"] or ():
         del gpu["index"], gpu["uuid"]
     return canonical(table)

@@ -62,7 +62,13 @@ class Shares:
         return self._quotas.get(project)
 
     def held_back(
-        self, project: str, gpus: int, *, keep_s: float = 0.0, without_gpus: int | None = None
+        self,
+        project: str,
+        gpus: int,
+        *,
+        ranks: int = 1,
+        keep_s: float = 0.0,
+        without_gpus: int | None = None,
     ) -> str | None:
         """Why the project's quota lets no run with so many GPUs start; a hint that the claim checks.
 
@@ -76,7 +82,7 @@ class Shares:
         if without_gpus is not None:
             use = use._replace(running=use.running - 1, gpus=use.gpus - without_gpus)
         used_gpu_s = self._gpu_s.get(project, 0.0)
-        return over_quota(quota, use, gpus=gpus, used_gpu_s=used_gpu_s, keep_s=keep_s)
+        return over_quota(quota, use, gpus=gpus, ranks=ranks, used_gpu_s=used_gpu_s, keep_s=keep_s)
 
     def claimed(self, project: str, gpus: int = 0) -> None:
         with self._lock:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from corral.core.queue.eligibility import declared_of, effective_of
@@ -72,6 +73,20 @@ class HostCapacity:
         if untouched < need.gpus and not need.share_gpu:
             return False
         return len(self._usable(need)) >= need.gpus
+
+    def places(self, need: Requirements, most: int) -> int:
+        """How often it fits at once, up to `most`. Nothing is taken."""
+        left = self._spare()
+        for count in range(max(0, most)):
+            if not left.fits(need):
+                return count
+            left.take(need, need.gpus)
+        return max(0, most)
+
+    def _spare(self) -> HostCapacity:
+        spare = copy(self)
+        spare._uses = {index: replace(use) for index, use in self._uses.items()}
+        return spare
 
     def fits(self, need: Requirements) -> bool:
         """Whether a slot is free, and all that it needs of the host."""

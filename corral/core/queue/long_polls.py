@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
@@ -32,6 +32,7 @@ class LongPoll:
     `held` are the host's live leases when it last looked; `asleep` says that one has run out since.
     """
 
+    host_id: HostId | None = None
     host: Host | None = None
     free: HostCapacity | None = None
     held: list[LeaseId] = field(default_factory=list)
@@ -62,6 +63,7 @@ class LongPolls:
         # A poll that left leaves an empty place until the line is closed up.
         self._line: list[LongPoll | None] = []
         self._count = 0
+        self._of_host: dict[HostId, set[LongPoll]] = {}
         self._passed: dict[Digest, int] = {}
         self._missed = 0
 
@@ -77,6 +79,8 @@ class LongPolls:
         waiter.woken.clear()
         # What it has left is not known until it has looked.
         waiter.free = None
+        if waiter.host_id is not None:
+            self._of_host.setdefault(waiter.host_id, set()).add(waiter)
         self.leave(waiter)
         self._to_the_end(waiter)
 
@@ -114,17 +118,29 @@ class LongPolls:
             self.ready(shape)
 
     def pass_on(self, waiter: LongPoll) -> None:
-        """The waiter could not take what it was woken for: ask the next one."""
-        if waiter.baton is not None:
-            baton, waiter.baton = waiter.baton, None
+        """The waiter could not take what it was woken for: ask the next one.
+
+        Not for a gang: whoever looks for it looks at all hosts, and the next would find the same.
+        """
+        baton, waiter.baton = waiter.baton, None
+        need = None if baton is None else self._shapes.known(baton.shape)
+        if baton is not None and (need is None or not need.is_gang):
             self._hand(baton)
 
     def changed(self, host_id: HostId) -> None:
-        """What the host may take has changed: its polls look again."""
-        for waiter in self._waiting():
-            if waiter.host is not None and waiter.host.id == host_id:
+        """What the host may take has changed: its polls look again, also one that looks just now."""
+        for waiter in [*self._of_host.get(host_id, ())]:
+            if waiter.place is not None:
                 self.leave(waiter)
                 waiter.woken.set()
+
+    def ended(self, waiter: LongPoll) -> None:
+        """The poll is answered."""
+        self.leave(waiter)
+        if waiter.host_id is not None and (polls := self._of_host.get(waiter.host_id)) is not None:
+            polls.discard(waiter)
+            if not polls:
+                del self._of_host[waiter.host_id]
 
     def _waiting(self) -> list[LongPoll]:
         return [waiter for waiter in self._line if waiter is not None]
@@ -191,7 +207,7 @@ class ClaimDesk:
     ) -> ClaimResult:
         """Leases, within `wait_s`; none if the time is over, or `gone` says that nobody waits any more."""
         deadline = self.clock.monotonic() + wait_s
-        poll = LongPoll()
+        poll = LongPoll(terms.host_id)
         released: list[LeaseId] = []
         try:
             while True:
@@ -208,7 +224,7 @@ class ClaimDesk:
                 if self.wakeups.closing or await gone():
                     return ClaimResult((), tuple(released))
         finally:
-            self.polls.leave(poll)
+            self.polls.ended(poll)
             self._pass_on(poll)
 
     async def _wait(self, poll: LongPoll, deadline: float) -> None:

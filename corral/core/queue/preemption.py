@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.eligibility import policy_refusals
 from corral.core.queue.free_capacity import HostCapacity
+from corral.core.queue.gang_preemption import GangRoom, HostVictims, room_for_gang
+from corral.core.queue.reservations import Reservation
 from corral.core.runs.stop import ask_to_yield
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
@@ -84,7 +86,10 @@ class Preemptor:
             return None
         if self.board.held_back(tx, run, self.policy) is not None:
             return None
-        found = fleet.make_room(run, self.board.shapes.get(tx, lane.shape))
+        need = self.board.shapes.get(tx, lane.shape)
+        if need.is_gang:
+            return self._for_gang(tx, lane, run, need, fleet, now)
+        found = fleet.make_room(run, need)
         if found is None:
             # A look walks over all hosts, and a moment later it would hardly find more.
             self._asked[run_id] = now + AGAIN_S
@@ -93,13 +98,31 @@ class Preemptor:
         # Without the reservation, what the first victim frees would go to the next run that fits.
         self.board.reservations.reserve(host.id, run_id, lane.priority, now)
         self._asked[run_id] = (
-            now + self.policy.lease_s + self.policy.stop_slack_s + _longest_grace(tx, victims)
+            now
+            + self.policy.lease_s
+            + self.policy.stop_slack_s
+            + _longest_grace(tx, [victim.run_id for victim in victims])
         )
         return PreemptionPlan(run_id, run.name, host.id, tuple(victim.run_id for victim in victims))
 
+    def _for_gang(
+        self, tx: Tx, lane: Lane, run: Run, need: Requirements, fleet: _Fleet, now: float
+    ) -> PreemptionPlan | None:
+        room = fleet.make_gang_room(run, need)
+        if room is None:
+            self._asked[run.id] = now + AGAIN_S
+            return None
+        policy = self.policy
+        until = now + policy.lease_s + policy.stop_slack_s + _longest_grace(tx, room.victims)
+        # Kept until all have yielded: what the first frees must not go to others.
+        kept = Reservation(room.hosts[0], run.id, lane.priority, now, now, until + policy.away_s, until)
+        self.board.reservations.reserve_gang(room.hosts, kept)
+        self._asked[run.id] = until
+        return PreemptionPlan(run.id, run.name, room.hosts[0], room.victims)
 
-def _longest_grace(tx: Tx, victims: Iterable[Victim]) -> float:
-    runs = [tx.runs.get(victim.run_id) for victim in victims]
+
+def _longest_grace(tx: Tx, victims: Iterable[RunId]) -> float:
+    runs = [tx.runs.get(run_id) for run_id in victims]
     return max((run.grace_s for run in runs if run is not None), default=0.0)
 
 
@@ -164,6 +187,21 @@ class _Fleet:
         # Nobody else may count on them in the same round.
         self._victims[host.id] = [v for v in self._victims[host.id] if v not in victims]
         return host, victims
+
+    def make_gang_room(self, run: Run, need: Requirements) -> GangRoom | None:
+        """Over several hosts; None if it fits now, or nothing would help."""
+        found = []
+        for host in self._hosts:
+            if self._may_take(host, run, need):
+                lower = sorted(victim for victim in self._victims[host.id] if victim.priority < run.priority)
+                mine = [(victim.held.lease_id, victim.run_id) for victim in lower]
+                found.append(HostVictims(host, self._held[host.id], mine))
+        room = room_for_gang(found, need)
+        if room is not None:
+            # Nobody else may count on them in the same round.
+            for host_id, victims in self._victims.items():
+                self._victims[host_id] = [v for v in victims if v.run_id not in room.victims]
+        return room
 
 
 def fewest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import NamedTuple
 
 from corral.domain.ids import HostId, RunId
@@ -16,16 +17,27 @@ class Reservation(NamedTuple):
     run_id: RunId
     priority: int
     since: float
-    # When the host last asked for work and the run still did not fit.
+    # When the host last asked for work and the run still did not fit; of a gang, when its hosts were chosen.
     seen: float
+    # Of a gang: until when its hosts are kept, and when it should begin; None is unknown.
+    until: float | None = None
+    begins: float | None = None
+
+    @property
+    def is_gangs(self) -> bool:
+        return self.until is not None
+
+    def is_over(self, now: float, keep_s: float) -> bool:
+        """Its host is away, or the gang did not come together in time, whose hosts are chosen anew."""
+        return now - self.seen > keep_s if self.until is None else now > self.until
 
 
 class Reservations:
-    """At most one host for a run, and one run for a host. Safe to use from several threads."""
+    """One run for a host, and one host for a run, or several for a gang. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._by_host: dict[HostId, Reservation] = {}
-        self._by_run: dict[RunId, HostId] = {}
+        self._by_run: dict[RunId, tuple[HostId, ...]] = {}
         self._next_since: dict[RunId, float] = {}
         self._lock = threading.Lock()
 
@@ -33,14 +45,20 @@ class Reservations:
         """The host's reservation. One that was not seen for `keep_s` is over: its host is away."""
         with self._lock:
             found = self._by_host.get(host_id)
-            if found is not None and now - found.seen > keep_s:
-                self._drop(found)
+            if found is not None and found.is_over(now, keep_s):
+                self._drop(found.run_id)
+                # A gang that did not come together waits again before hosts are kept for it.
+                self._next_since.pop(found.run_id, None)
                 return None
             return found
 
     def of_run(self, run_id: RunId, now: float, keep_s: float) -> Reservation | None:
-        host_id = self._by_run.get(run_id)
-        return None if host_id is None else self.of_host(host_id, now, keep_s)
+        """That of its first host."""
+        hosts = self._by_run.get(run_id)
+        return None if not hosts else self.of_host(hosts[0], now, keep_s)
+
+    def hosts_of(self, run_id: RunId) -> tuple[HostId, ...]:
+        return self._by_run.get(run_id, ())
 
     def waited(self, run_id: RunId, now: float) -> float:
         """Seconds since the run was first next in line and did not fit."""
@@ -51,13 +69,22 @@ class Reservations:
 
     def reserve(self, host_id: HostId, run_id: RunId, priority: int, now: float) -> Reservation:
         """Replaces the host's earlier reservation, and the run's."""
+        made = Reservation(host_id, run_id, priority, now, now)
+        self._put(run_id, [made])
+        return made
+
+    def reserve_gang(self, hosts: Collection[HostId], like: Reservation) -> None:
+        """Replaces the gang's earlier hosts, and whatever these were kept for."""
+        self._put(like.run_id, [like._replace(host_id=host_id) for host_id in hosts])
+
+    def _put(self, run_id: RunId, made: list[Reservation]) -> None:
         with self._lock:
-            for old in (self._by_host.get(host_id), self._by_host.get(self._by_run.get(run_id, host_id))):
-                if old is not None:
-                    self._drop(old)
-            made = Reservation(host_id, run_id, priority, now, now)
-            self._by_host[host_id], self._by_run[run_id] = made, host_id
-            return made
+            self._drop(run_id)
+            for one in made:
+                if (old := self._by_host.get(one.host_id)) is not None:
+                    self._drop(old.run_id)
+                self._by_host[one.host_id] = one
+            self._by_run[run_id] = tuple(one.host_id for one in made)
 
     def seen(self, reservation: Reservation, now: float) -> None:
         with self._lock:
@@ -68,10 +95,8 @@ class Reservations:
         """The run started, or waits no longer."""
         with self._lock:
             self._next_since.pop(run_id, None)
-            host_id = self._by_run.get(run_id)
-            if host_id is not None:
-                self._drop(self._by_host[host_id])
+            self._drop(run_id)
 
-    def _drop(self, old: Reservation) -> None:
-        self._by_host.pop(old.host_id, None)
-        self._by_run.pop(old.run_id, None)
+    def _drop(self, run_id: RunId) -> None:
+        for host_id in self._by_run.pop(run_id, ()):
+            self._by_host.pop(host_id, None)

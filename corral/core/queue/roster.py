@@ -64,7 +64,7 @@ class Roster:
             and preferred(need, effective_of(host))
             and shapes.fits(tx, lane.shape, host)
             and shapes.admits(tx, lane.shape, lane.project, host)
-            for host in self._all(tx)
+            for host in self.all(tx)
         )
 
     def gave_back(self, host_id: HostId, run_id: RunId, *, boot_id: str, why: str, now: float) -> None:
@@ -81,7 +81,8 @@ class Roster:
         recent = found is not None and found.boot_id == host.boot_id and 0 <= now - found.at < AGAIN_S
         return found if recent else None
 
-    def _all(self, tx: Tx) -> list[Host]:
+    def all(self, tx: Tx) -> list[Host]:
+        """As they were last seen, here or in the database."""
         with self._lock:
             if self._hosts is None:
                 self._hosts = {host.id: host for host in tx.hosts.page(None, _MOST)}

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from corral.core.policy import ServerPolicy
-from corral.core.queue.choose import Board
+from corral.core.queue.board import Board
 from corral.core.queue.eligibility import (
     Kind,
     Shapes,
@@ -275,7 +275,8 @@ def queue_notes(
         found += _instances_that_count(tx, run.project)
     elif (without := _without_gpu(tx, board, run, policy=policy)) is not None:
         found.append(f"its quota leaves it no GPU, so it starts without one: {without}")
-    if (kept := board.reservations.of_run(run.id, now, policy.away_s)) is not None:
+    kept = board.reservations.of_run(run.id, now, policy.away_s)
+    if kept is not None and not kept.is_gangs:
         host = tx.hosts.get(kept.host_id)
         name = host.name if host is not None else kept.host_id
         found.append(

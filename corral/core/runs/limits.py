@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from corral.core.leases.fence import close_lease, end_rank, known_s, use_time
+from corral.core.leases.gangs import close_lease, end_rank
+from corral.core.leases.usage import known_s, use_time
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.stop import ask_to_stop, settle_stop

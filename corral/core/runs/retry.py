@@ -40,7 +40,8 @@ def retry_or_fail(
     in_vain = more is not None and not more.helps
     if over_wall or in_vain or not run.budgets.allows(run.used, reason):
         tx.attempts.close(run.id, run.attempt, now)
-        return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, ended_at=now, **changes)
+        run = run._replace(ended_at=now, artifact_id=None)
+        return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, **changes)
     run = run.charged(reason)
     if more is not None:
         data["more"] = more.said

@@ -51,5 +51,6 @@ def settle_stop(
     else:
         tx.attempts.close(run.id, run.attempt, now)
         run = run._replace(ended_at=now)
-    run = run._replace(stop_deadline=None, stop_reason=None, reason=reason)
+    # Of a gang rank 0 may have left something before the others were stopped: that is no result.
+    run = run._replace(stop_deadline=None, stop_reason=None, reason=reason, artifact_id=None)
     return move(tx, run, event, at=now, actor=actor, data={**(data or {}), "reason": reason})

@@ -11,6 +11,7 @@ from corral.core.quotas import no_room
 from corral.core.runs.dependencies import first_wait, settle_waiting
 from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.shapes import put_shape
+from corral.core.runs.too_many_ranks import too_many_ranks
 from corral.core.runs.transitions import born
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict, CorralError, FieldError
@@ -82,7 +83,7 @@ def submit(
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
     # Nothing is written before all that may refuse it was asked: whoever catches the refusal may commit.
     refused: CorralError | None = not_there(missing) if missing else None
-    refused = refused or no_room(tx, project, len(runs))
+    refused = refused or no_room(tx, project, len(runs)) or _cannot_start(tx, runs)
     if refused is not None or not tx.runs.put_submission(submission):
         if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
             return earlier
@@ -113,6 +114,16 @@ def submit(
         # Parents that have ended already; a child that ends with them takes its own along.
         settle_waiting(tx, made.id, now=now)
     return SubmitResult(ids, group_id)
+
+
+def _cannot_start(tx: Tx, runs: Sequence[NewRun]) -> CorralError | None:
+    """The first gang that is too large for all hosts together; alike ones are looked at once."""
+    first = {new.requirements: index for index, new in reversed([*enumerate(runs)])}
+    for need, index in first.items():
+        refused = too_many_ranks(tx, runs[index].run, need, prefix=prefix_of(index, runs))
+        if refused is not None:
+            return refused
+    return None
 
 
 def prefix_of(index: int, runs: Sequence[NewRun]) -> str:

@@ -16,7 +16,7 @@ from corral.domain.errors import CorralError
 from corral.domain.ids import Digest, RunId
 from corral.domain.leases import LeaseState
 from corral.domain.runs.runs import Run
-from corral.domain.runs.states import FINAL, LEASED, LIVE_RANKS, RunState
+from corral.domain.runs.states import FINAL, LEASED, LIVE_RANKS, RankState, RunState
 from corral.domain.volumes import VolumeRecord
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.store.store import Store
@@ -190,7 +190,9 @@ def _check_leases(tx: Tx, run: Run) -> list[str]:
     ranks = tx.attempts.ranks(run.id, run.attempt) if run.attempt else []
     if len({(lease.attempt, lease.rank) for lease in live}) != len(live):
         found.append("two live leases on one rank")
-    if run.state in LEASED and not live:
+    # An elastic run may wait for a host for its last ranks, while the others are done.
+    waits = run.elastic and any(rank.state is RankState.ENDED for rank in ranks)
+    if run.state in LEASED and not live and not waits:
         found.append(f"is {run.state} without a live lease")
     if run.state not in LEASED and live:
         found.append(f"is {run.state} with a live lease {live[0].id}")

@@ -6,12 +6,18 @@ Unknown is None and never zero: a need that meets an unknown is a shortfall that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 GIB = 1 << 30
 # What the training engine is made of, by the names that pip knows.
 ENGINE_PACKAGES = ("torch", "transformers", "peft", "safetensors")
+
+WINDOWS_LACKS = (
+    "functions",
+    "the isolation of runs from each other",
+    "the end of a run whose worker was killed, until the next worker starts",
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ class Capability:
     # Programs and system packages that runs have asked for, and whether they are there. One that nobody has
     # asked for is not in it: the host looks when it is given such a run, and gives that back if need be.
     system: Mapping[str, bool] = field(default_factory=dict)
+    # Where other hosts reach its ranks. None is a worker from before there were any: it gets none.
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,8 @@ class Requirements:
 
     `engine` asks for a host whose own Python can train. `prefer` "cuda" would like one GPU and can do
     without: hosts that have a fitting one may refuse first, for `prefer_for_s` from when it became ready.
-    With `share_gpu` it holds only `min_vram_bytes` of each GPU. What follows is what policies look at.
+    With `share_gpu` it holds only `min_vram_bytes` of each GPU. `ranks` start together or not at all, and
+    there may be `most_ranks` of them. `kind` to `secrets` are what policies look at.
     """
 
     gpus: int = 0
@@ -91,6 +100,17 @@ class Requirements:
     recipe: str | None = None
     model: str | None = None
     secrets: bool = False
+    ranks: int = 1
+    most_ranks: int = 1
+
+    @property
+    def is_gang(self) -> bool:
+        return self.most_ranks > 1
+
+    @property
+    def gpus_together(self) -> int:
+        """What all ranks need that start together."""
+        return self.gpus * self.ranks
 
     @property
     def wants_gpu(self) -> bool:
@@ -112,6 +132,11 @@ class Requirements:
         return max(self.gpus, 1 if self.prefer == "cuda" else 0)
 
 
+def one_rank(need: Requirements) -> Requirements:
+    """What one more rank of an elastic run needs."""
+    return replace(need, ranks=1, most_ranks=1)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Every reason why not; none means eligible. Never only the first."""
@@ -129,6 +154,7 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
         tuple(
             [
                 *_machine_shortfalls(need, have, host),
+                *_rank_shortfalls(need, have),
                 *_engine_shortfalls(need, have),
                 *_system_shortfalls(need, have),
                 *_size("RAM", need.min_ram_bytes, have.ram_bytes),
@@ -137,6 +163,11 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
             ]
         )
     )
+
+
+def lacks(os: str) -> tuple[str, ...]:
+    """What runs on a host of this operating system do without."""
+    return WINDOWS_LACKS if os == "windows" else ()
 
 
 def fitting_gpus(need: Requirements, have: Capability) -> tuple[Gpu, ...]:
@@ -157,6 +188,8 @@ def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list
         found.append(f"needs os {need.os}; the host has {have.os}")
     if need.arch and need.arch != have.arch:
         found.append(f"needs arch {need.arch}; the host has {have.arch}")
+    if need.kind == "service" and have.os == "windows":
+        found.append("is a function; a host with Windows cannot run any")
     missing = [label for label in need.labels if label not in have.labels]
     if missing:
         found.append(f"lacks the label{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
@@ -166,6 +199,12 @@ def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list
         elif have.cores < need.min_cores:
             found.append(f"needs {need.min_cores} cores; the host has {have.cores}")
     return found
+
+
+def _rank_shortfalls(need: Requirements, have: Capability) -> list[str]:
+    if not need.is_gang or have.address is not None:
+        return []
+    return ["needs a worker that knows ranks; the host's is older: update corral there"]
 
 
 def _engine_shortfalls(need: Requirements, have: Capability) -> list[str]:

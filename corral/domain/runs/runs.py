@@ -151,6 +151,8 @@ class Rank(NamedTuple):
     lease_id: LeaseId | None = None
     reason: Reason | None = None
     exit_code: int | None = None
+    # How often it was started before.
+    restarts: int = 0
 
     def stepped(self, event: RankEvent) -> Rank:
         return self._replace(state=step_rank(self.state, event))

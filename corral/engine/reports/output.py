@@ -115,7 +115,7 @@ def write_card(
     metrics = {training.headline: f"{training.record.series(training.headline)[-1]:.4f} at the last step"}
     for evaluation in training.record.evaluations:
         when = f"after {evaluation.step} steps" if evaluation.step else "before training"
-        metrics[f"{evaluation.metric} {when}"] = str(evaluation.interval)
+        metrics[f"{evaluation.metric} {when}"] = str(evaluation)
     model_card.write(
         folder,
         ModelCard(

@@ -155,8 +155,9 @@ def summary(record: RunRecord, headline: str) -> list[str]:
         lines.append(plot(headline, series))
         lines.append(f"{headline}: {series[0]:.4f} -> {series[-1]:.4f}  {sparkline(series)}")
     for first, last in first_and_last(record.evaluations):
-        lines.append(f"{first.metric} before: {first.interval}")
-        lines.append(f"{last.metric} after {last.step} steps: {last.interval}; change {change(first, last)}")
+        difference = change(first, last).over(last.unit)
+        lines.append(f"{first.metric} before training: {first}")
+        lines.append(f"{last.metric} after {last.step} steps: {last}; change: {difference}")
     return lines
 
 

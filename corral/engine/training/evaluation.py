@@ -22,10 +22,12 @@ class Interval:
     count: int
     method: str
 
-    def __str__(self) -> str:
+    def over(self, what: str) -> str:
+        """`2.5 (95% interval 2.1 to 2.9, over 64 rows)`, where `what` is a row."""
+        measured = f"over {self.count} {what}{'' if self.count == 1 else 's'}"
         if self.low is None or self.high is None:
-            return f"{self.mean:.4g} (of {self.count})"
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}] (of {self.count})"
+            return f"{self.mean:.4g} ({measured})"
+        return f"{self.mean:.4g} (95% interval {self.low:.4g} to {self.high:.4g}, {measured})"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Evaluation:
     values: Sequence[float]
     extra: Mapping[str, float] = field(default_factory=dict)
     weights: Sequence[float] | None = None
+
+    @property
+    def unit(self) -> str:
+        """What each of the values is of: a loss is measured on rows, everything else on tasks."""
+        return "held-out row" if self.metric.endswith("loss") else "task"
+
+    def __str__(self) -> str:
+        return self.interval.over(self.unit)
 
 
 def wilson(successes: int, count: int) -> tuple[float, float]:

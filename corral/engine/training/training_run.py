@@ -213,7 +213,7 @@ class TrainingRun:
             told = {evaluation.metric: evaluation.interval.mean, **evaluation.extra}
             self.events.metrics(self.done, told)
             when = f"after {self.done} steps" if self.done else "before training"
-            self.events.say(f"{evaluation.metric} {when}: {evaluation.interval}")
+            self.events.say(f"{evaluation.metric} {when}: {evaluation}")
             if evaluation.metric == self.train.metric and self.done:
                 self._keep_if_best(evaluation)
 

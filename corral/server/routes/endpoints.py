@@ -47,14 +47,10 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
     if body.spec.kind != "service" or body.spec.service is None or body.spec.project != body.project:
         raise InvalidInput("the spec must be of kind service and of the endpoint's project")
     check_environment(body.spec)
-    functions = {name: table.model_dump(mode="json") for name, table in body.functions.items()}
-    spec = body.spec.model_dump_json()
-    refuse_large_spec(body.name, spec)
-    digest, scaling = digest_of([json.loads(spec), functions]), body.scaling.model_dump_json()
-    new = NewVersion(body.project, body.name, body.live, digest, spec, json.dumps(functions), scaling)
+    new = await svc.in_thread(lambda: _new_version(body))
 
     def unit(tx: Tx) -> tuple[Endpoint, int]:
-        secrets.refuse_exposed(tx, svc.cipher, body.project, spec, what="the endpoint")
+        secrets.refuse_exposed(tx, svc.cipher, body.project, new.spec, what="the endpoint")
         now = svc.clock.now()
         endpoint, version = core.deploy(tx, new, principal=caller.actor, now=now)
         if not body.live:
@@ -73,6 +69,16 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
             if _settled(view, number) or left <= 0:
                 return view
             await wait_for(news, min(left, 1.0))
+
+
+def _new_version(body: DeployRequest) -> NewVersion:
+    spec = body.spec.model_dump_json()
+    refuse_large_spec(body.name, spec)
+    functions = {name: table.model_dump(mode="json") for name, table in body.functions.items()}
+    text = json.dumps(functions)
+    refuse_large_spec(body.name, text, what="table of functions")
+    digest, scaling = digest_of([json.loads(spec), functions]), body.scaling.model_dump_json()
+    return NewVersion(body.project, body.name, body.live, digest, spec, text, scaling)
 
 
 def _settled(view: EndpointView, number: int) -> bool:

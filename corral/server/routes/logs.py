@@ -41,21 +41,22 @@ async def get_logs(
     limit: LongLimit = 1000,
     tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
     follow: Follow = False,
+    rank: Annotated[int, Query(ge=0, le=100_000)] = 0,
 ) -> LogPage | Response:
-    """A page of output; with `follow` a stream that ends with the run."""
+    """A page of a rank's output; with `follow` a stream that ends with the run."""
     run_id = await svc.store.read(lambda tx: find_run(tx, run, caller))
     start = logs.parse_cursor(cursor)
     if tail is not None:
-        start = await _tail_start(svc, run_id, tail)
+        start = await _tail_start(svc, run_id, tail, rank)
     if not follow:
-        found = await _slice(svc, run_id, logs.LOG, start, limit)
+        found = await _slice(svc, run_id, logs.LOG, start, limit, rank)
         items = [_log_line(line) for line in found.lines]
         return LogPage(items=items, next=found.after.render(), ended=found.ended)
     shown: RunView | None = None
 
     async def look() -> StreamPage:
         nonlocal start, shown
-        found = await _slice(svc, run_id, logs.LOG, start, PAGE)
+        found = await _slice(svc, run_id, logs.LOG, start, PAGE, rank)
         start = found.after
         events = [event("log", _log_line(line), line.after.render()) for line in found.lines]
         if not found.ended and (view := await view_of(svc, run_id)) != shown:
@@ -98,20 +99,24 @@ def _metric_point(line: logs.StoredLine) -> MetricPoint:
     )
 
 
-async def _segments(svc: Services, run_id: RunId, kind: str) -> tuple[Run, list[Segment]]:
-    return await svc.store.read(lambda tx: (read_run(tx, run_id), tx.logs.segments(run_id, kind)))
+async def _segments(svc: Services, run_id: RunId, kind: str, rank: int | None) -> tuple[Run, list[Segment]]:
+    """Of one rank, or of all: ranks write at the same time, so a cursor follows only one of them."""
+    run, found = await svc.store.read(lambda tx: (read_run(tx, run_id), tx.logs.segments(run_id, kind)))
+    return run, [segment for segment in found if rank in (None, segment.rank)]
 
 
-async def _slice(svc: Services, run_id: RunId, kind: str, start: logs.Cursor, limit: int) -> StreamSlice:
-    run, segments = await _segments(svc, run_id, kind)
+async def _slice(
+    svc: Services, run_id: RunId, kind: str, start: logs.Cursor, limit: int, rank: int | None = None
+) -> StreamSlice:
+    run, segments = await _segments(svc, run_id, kind, rank)
     lines = await svc.in_thread(lambda: list(logs.read_lines(segments, svc.segments, start, limit=limit)))
     after = lines[-1].after if lines else max(start, logs.position(segments))
     return StreamSlice(lines, after, run.state in FINAL and len(lines) < limit)
 
 
-async def _tail_start(svc: Services, run_id: RunId, count: int) -> logs.Cursor:
+async def _tail_start(svc: Services, run_id: RunId, count: int, rank: int) -> logs.Cursor:
     """The cursor behind which exactly the last `count` records lie."""
-    _, segments = await _segments(svc, run_id, logs.LOG)
+    _, segments = await _segments(svc, run_id, logs.LOG, rank)
     if count == 0:
         return logs.position(segments)
     start = logs.tail_cursor(segments, count)

@@ -22,7 +22,7 @@ from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, Mani
 from corral.domain.runs.holds import HoldKind, hold_kind
 from corral.domain.runs.states import FINAL
 from corral.server.auth import Operator, User
-from corral.server.new_runs import new_run
+from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import Limit, NameCursor, next_page, parse_name_cursor
 from corral.server.services import Svc
 from corral.store.transaction import Tx
@@ -106,7 +106,8 @@ class ManifestQuery:
             if spec.project != body.project:
                 raise InvalidInput(f"the spec of {spec.name} is of project {spec.project}")
             own = {**self._policies[entry.policy].fields, "name": entry.name}
-            made[entry.identity] = new_run(spec.model_copy(update=own))
+            run = made[entry.identity] = new_run(spec.model_copy(update=own))
+            refuse_large_spec(run.run.name, run.spec)
         return made
 
     def text(self) -> str:

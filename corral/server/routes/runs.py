@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Response
 
 from corral.core import secrets
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
+from corral.core.queue.why_gang import gang_notes, gang_summary
 from corral.core.runs.cancel import cancel, check_cancel
 from corral.core.runs.group_results import stored_settings
 from corral.core.runs.groups import with_one_group
@@ -18,7 +19,8 @@ from corral.core.runs.listing import without_instances
 from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.remove import bytes_of, check_remove, remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
-from corral.core.runs.submit import SubmitResult, submit
+from corral.core.runs.submit import NewRun, SubmitResult, submit
+from corral.core.runs.too_many_ranks import too_many_ranks
 from corral.core.runs.transitions import read_run
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import digest_of
@@ -36,7 +38,6 @@ from corral.store.transaction import Tx
 from corral.wire import runs as wire
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.faults import Form
-from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 _LIVE = tuple(state for state in RunState if state not in FINAL)
@@ -64,7 +65,7 @@ async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services)
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:
-        return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs, text))
+        return await svc.store.read(lambda tx: _dry_run(tx, svc, runs[0], text))
 
     def unit(tx: Tx) -> SubmitResult:
         secrets.refuse_exposed(tx, svc.cipher, runs[0].run.project, text, what="the run")
@@ -82,9 +83,12 @@ async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services)
     return wire.SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
 
 
-def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> wire.SubmitAnswer:
-    secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
-    asked = WhyQuestion(specs[0].requirements(), specs[0].project, specs[0].name)
+def _dry_run(tx: Tx, svc: Services, new: NewRun, text: str) -> wire.SubmitAnswer:
+    run, need = new.run, new.requirements
+    secrets.refuse_exposed(tx, svc.cipher, run.project, text, what="the run")
+    if (refused := too_many_ranks(tx, run, need)) is not None:
+        raise refused
+    asked = WhyQuestion(need, run.project, run.name)
     now, board = svc.clock.now(), svc.board
     found = standings(tx, asked, now=now, policy=svc.policy, shapes=board.shapes, roster=board.roster)
     return wire.SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
@@ -307,13 +311,16 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
-        said = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
+        told = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
+        if held_back is None:
+            told = gang_summary(tx, svc.board, found, hosts) or told
+        notes = queue_notes(tx, svc.board, found, now=now, policy=svc.policy, told=told)
         answer = wire.WhyAnswer(
             run_id=found.id,
             state=found.state,
-            summary=said,
+            summary=told,
             hosts=[placement(s) for s in hosts],
-            queue=queue_notes(tx, svc.board, found, now=now, policy=svc.policy, told=said),
+            queue=[*notes, *gang_notes(tx, svc.board, found, now=now, policy=svc.policy)],
         )
         # Rendered here and not in the event loop: with a thousand hosts it is long.
         return answer.model_dump_json()

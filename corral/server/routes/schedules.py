@@ -27,6 +27,7 @@ from corral.wire.base import explain
 from corral.wire.runs import SubmitAnswer
 from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, ScheduleRequest, ScheduleView
 from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.submitted import without_instances
 
 router = APIRouter(prefix="/v1", tags=["schedules"])
 _TIMES_SHOWN = 5
@@ -126,7 +127,7 @@ def work_of(stored: str) -> ScheduledWork:
     if "call" in table:
         return CallOrder.read(table["call"])
     try:
-        specs = [RunSpec.model_validate_json(json.dumps(one)) for one in table["runs"]]
+        specs = without_instances([RunSpec.model_validate_json(json.dumps(one)) for one in table["runs"]])
     except ValidationError as error:
         # Stored by another version of Corral.
         raise explain(RunSpec, error, what="what the schedule submits", hint=SPEC_HINT) from None

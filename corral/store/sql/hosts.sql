@@ -7,6 +7,9 @@ SELECT <host> FROM hosts WHERE id = :id;
 -- name: host_lock
 SELECT <host> FROM hosts WHERE id = :id /*lock FOR UPDATE */;
 
+-- name: host_try_lock
+SELECT <host> FROM hosts WHERE id = :id /*lock FOR UPDATE SKIP LOCKED */;
+
 -- name: host_by_name
 SELECT <host> FROM hosts WHERE name = :name;
 

@@ -29,23 +29,38 @@ UPDATE leases SET
 WHERE id = :id;
 
 -- name: lease_live_of_host
-SELECT <lease> FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
+SELECT <lease> FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, rank, id;
 
 -- name: lease_held
 SELECT l.id, l.request_id, l.gpus, l.gpu_bytes, COALESCE(s.requirements, '{}')
 FROM leases l LEFT JOIN runs r ON r.id = l.run_id LEFT JOIN shapes s ON s.shape = r.shape
-WHERE l.host_id = :host_id AND l.state = 'live' ORDER BY l.granted_at, l.id;
+WHERE l.host_id = :host_id AND l.state = 'live' ORDER BY l.granted_at, l.rank, l.id;
 
 -- name: lease_held_by_host
 SELECT l.host_id, l.id, l.request_id, l.gpus, l.gpu_bytes, COALESCE(s.requirements, '{}')
 FROM leases l LEFT JOIN runs r ON r.id = l.run_id LEFT JOIN shapes s ON s.shape = r.shape
 WHERE l.state = 'live' ORDER BY l.host_id, l.id;
 
+-- When the wall limit of its run ends each lease that has one.
+-- name: lease_ends
+SELECT l.id, l.granted_at + r.wall_limit_s - r.ran_s
+FROM leases AS l JOIN runs AS r ON r.id = l.run_id
+WHERE l.state = 'live' AND r.wall_limit_s IS NOT NULL;
+
 -- name: lease_live_of_run
 SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;
 
+-- The leases that the ranks of an attempt have, or had last.
+-- name: lease_of_attempt
+SELECT <l.lease> FROM ranks AS k JOIN leases AS l ON l.id = k.lease_id
+WHERE k.run_id = :run_id AND k.attempt = :attempt ORDER BY k.rank;
+
+-- A host takes up what was assigned to it.
+-- name: lease_take_up
+UPDATE leases SET request_id = :request_id, boot_id = :boot_id WHERE id = :id;
+
 -- name: lease_expired
-SELECT id FROM leases WHERE state = 'live' AND expires_at <= :now ORDER BY expires_at, id LIMIT :limit;
+SELECT id FROM leases WHERE state = 'live' AND expires_at <= :now ORDER BY expires_at, rank, id LIMIT :limit;
 
 -- name: lease_restamp
 UPDATE leases SET expires_at = :expires_at WHERE state = 'live';

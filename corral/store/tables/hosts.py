@@ -23,6 +23,10 @@ class SqlHosts(Table):
         """Like `get`, and no other transaction gives this host leases until this one ends."""
         return self._one(HOST, "host_lock", id=host_id)
 
+    def try_lock(self, host_id: HostId) -> Host | None:
+        """Like `lock`; None at once if another transaction has it."""
+        return self._one(HOST, "host_try_lock", id=host_id)
+
     def by_name(self, name: str) -> Host | None:
         return self._one(HOST, "host_by_name", name=name)
 

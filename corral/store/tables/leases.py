@@ -54,12 +54,24 @@ class SqlLeases(Table):
     def live_of_run(self, run_id: RunId) -> list[Lease]:
         return self._all(LEASE, "lease_live_of_run", run_id=run_id)
 
+    def of_attempt(self, run_id: RunId, attempt: int) -> list[Lease]:
+        """The leases that the ranks of an attempt have, or had last, in the order of the ranks."""
+        return self._all(LEASE, "lease_of_attempt", run_id=run_id, attempt=attempt)
+
+    def take_up(self, lease_id: LeaseId, *, request_id: str, boot_id: str) -> None:
+        """The host was assigned this lease, and this request of its worker is answered with it."""
+        self._tell("lease_take_up", id=lease_id, request_id=request_id, boot_id=boot_id)
+
     def held_by_host(self) -> defaultdict[HostId, list[LeaseHolding]]:
         """What each live lease of any host holds."""
         found: defaultdict[HostId, list[LeaseHolding]] = defaultdict(list)
         for host_id, *held in self._db.all("lease_held_by_host", {}):
             found[host_id].append(_holding(*held))
         return found
+
+    def ends(self) -> dict[LeaseId, float]:
+        """When the wall limit of its run ends each live lease that has one."""
+        return {LeaseId(lease_id): at for lease_id, at in self._db.all("lease_ends", {})}
 
     def live_of_project(self, project: str) -> list[Lease]:
         return self._all(LEASE, "lease_live_of_project", project=project)

@@ -20,7 +20,7 @@ from corral.wire.spec.run_file import RunSpec
 WORK = (
     *("kind", "model", "model_revision", "train", "task", "eval", "sample", "service"),
     *("argv", "params", "env", "secrets", "seed", "code_digest", "environment", "inputs", "input_paths"),
-    "after",
+    *("after", "replicas"),
 )
 POLICY = (
     *("labels", "priority", "preemptible", "resources", "retries", "keep"),
@@ -52,7 +52,7 @@ def identity_of(spec: RunSpec) -> Digest:
         table["after"] = after
     if spec.secrets:
         table["secrets"] = sorted(spec.secrets)
-    for asked in ("eval", "sample", "service"):
+    for asked in ("eval", "sample", "service", "replicas"):
         if asked in table:
             table[asked] = table[asked].model_dump(mode="json")
     if spec.train is not None:

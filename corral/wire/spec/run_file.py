@@ -24,6 +24,8 @@ from corral.wire.spec.tables import (
     Keep,
     Parents,
     PythonVersion,
+    Replicas,
+    ReplicasText,
     Resources,
     RetryBudgets,
     ScheduleTable,
@@ -37,12 +39,14 @@ from corral.wire.spec.train import (
     TrainFileTable,
     TrainTable,
     parsed,
+    under_train,
 )
 
 Scalar = bool | int | float | str
 Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
-_RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
+_RESOURCES, _RETRIES, _KEEP, _ALONE = Resources(), RetryBudgets(), Keep(), Replicas()
+INSTANCE = "is made by a deploy: `corral fn deploy app.py`"
 
 
 class _RunFields(Exact):
@@ -87,6 +91,13 @@ class _RunFields(Exact):
     )
     # Shared, since they are frozen: a default that is a model would be copied at every validation.
     resources: Resources = Field(default_factory=lambda: _RESOURCES, description="What a host must have.")
+    replicas: ReplicasText = Field(
+        default_factory=lambda: _ALONE,
+        description=(
+            "How many ranks, each with `[resources]`: a number, all of which start and end together; or "
+            "`{ min = 2, max = 8 }` for work that goes on while `min` of them run."
+        ),
+    )
     retries: RetryBudgets = Field(
         default_factory=lambda: _RETRIES, description="How often it is tried again, by cause."
     )
@@ -165,6 +176,20 @@ class _RunFields(Exact):
     def _one_gpu_trains(cls, value: Resources, info: ValidationInfo) -> Resources:
         if info.data.get("train") is not None and value.gpus > 1:
             raise ValueError(f"asks for {value.gpus} GPUs; training takes one so far")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _ranks_are_alike(cls, value: Replicas, info: ValidationInfo) -> Replicas:
+        kind, resources = info.data.get("kind"), info.data.get("resources")
+        if value.max == 1:
+            return value
+        if kind == "train":
+            raise ValueError(f"asks for {value.max} ranks; `[train]` takes one so far")
+        if kind == "service":
+            raise ValueError("is not for instances of an endpoint: they scale by themselves")
+        if resources is not None and resources.prefer is not None:
+            raise ValueError("has no place beside `resources.prefer`: some ranks would get a GPU, others not")
         return value
 
     @field_validator("argv", "env", "params", "labels")
@@ -247,6 +272,17 @@ class RunFile(_RunFields):
         description="How many runs of the group may be queued or running at once; the others are held.",
     )
 
+    @classmethod
+    def elsewhere(cls, key: str) -> str:
+        return under_train(key)
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _is_of_packages(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError("must be a table; the environment of a training run belongs under [train]")
+        return value
+
     @field_validator("model")
     @classmethod
     def _is_listed_if_ours(cls, value: str | None) -> str | None:
@@ -260,7 +296,7 @@ class RunFile(_RunFields):
     @classmethod
     def _not_an_instance(cls, value: str) -> str:
         if value == "service":
-            raise ValueError("is made by a deploy: `corral fn deploy app.py`")
+            raise ValueError(INSTANCE)
         return value
 
     @field_validator("train")
@@ -490,6 +526,8 @@ class RunSpec(_ResolvedRun):
             recipe=recipe if isinstance(recipe, str) else None,
             model=self.model,
             secrets=bool(self.secrets),
+            ranks=self.replicas.min,
+            most_ranks=self.replicas.max,
         )
 
 

@@ -27,6 +27,35 @@ PythonVersion = Annotated[str, Form(r"^3\.\d{1,2}(\.\d{1,3})?$", 'a version of P
 ComputeCapability = Annotated[str, Form(r"^\d{1,3}\.\d{1,3}$", 'a compute capability, as "8.0"')]
 
 
+MOST_RANKS = 4096
+
+
+class Replicas(Exact):
+    """How many ranks: `replicas = 4`, or `{ min = 2, max = 8 }` for a run that can do with fewer."""
+
+    min: int = Field(1, ge=1, le=MOST_RANKS, description="It starts when so many can start together.")
+    max: int = Field(1, ge=1, le=MOST_RANKS, description="It grows to so many where there is room.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Replicas:
+        if self.min > self.max:
+            raise ValueError(f"has min = {self.min}, which is more than max = {self.max}")
+        return self
+
+
+def _ranks(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MOST_RANKS:
+            raise ValueError(f"is {value}; a run has 1 to {MOST_RANKS} ranks")
+        return {"min": value, "max": value}
+    if isinstance(value, dict) and set(value) < {"min", "max"}:
+        raise ValueError("needs both: { min = 2, max = 8 }; a number alone is a run that does not change")
+    return value
+
+
+ReplicasText = Annotated[Replicas, BeforeValidator(_ranks, json_schema_input_type=int | Replicas)]
+
+
 class Resources(Exact):
     """What one rank needs. Sizes as `"24GiB"`; `gpu` names models, any of which will do."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,7 +19,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from corral.recipes import train as recipes
 from corral.recipes.models import ModelFacts
-from corral.recipes.schema import SettingProblem
+from corral.recipes.schema import SettingProblem, fields_of, setting_named
 from corral.recipes.train_tables import Train
 from corral.wire.base import Exact
 from corral.wire.faults import Form
@@ -30,6 +31,7 @@ Which = Literal["last", "best"]
 # What the table may name as files; each is shipped as the input of the same name.
 SHIPPED = ("data", "eval_data", "environment", "adapter")
 INPUTS = ("model", *SHIPPED)
+_SETTINGS = tuple(name for name, _, _ in fields_of(Train))
 
 TrainTable = Annotated[
     dict[str, Json], WithJsonSchema({"type": "object", "description": "As `corral schema` describes it."})
@@ -84,6 +86,14 @@ class SampleRequest(Exact):
         """Workers of before prompts refuse a key that they do not know."""
         found: dict[str, Any] = dump(self)
         return {key: value for key, value in found.items() if key != "prompt" or value is not None}
+
+
+def under_train(key: str) -> str:
+    """Where a key at the top of a run file belongs that is a setting of `[train]`; empty if it is none."""
+    name = setting_named(Train, key) or next(iter(difflib.get_close_matches(key, _SETTINGS, 1, 0.85)), None)
+    if name is None:
+        return ""
+    return "; it belongs under [train]" + ("" if name == key else f", where it is `{name}`")
 
 
 def parsed(model: str, table: Mapping[str, Any], facts: ModelFacts | None = None) -> Train:

@@ -5,7 +5,6 @@ Memory stays flat whatever the child prints. Only the disk ever makes the child 
 
 from __future__ import annotations
 
-import os
 import re
 import selectors
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from corral.domain.redact import SecretValues, StreamRedactor
+from corral.worker.child.plain_process import read_output
 from corral.worker.report.recorder import RECORD_COST_BYTES, Recorder, Stream
 
 RECORD_MAX_BYTES = 64 << 10
@@ -175,7 +175,7 @@ class OutputPump:
                 if found and self._gather_s:
                     time.sleep(self._gather_s)
                 for key, _ in found:
-                    chunk = os.read(key.fd, READ_BYTES)
+                    chunk = read_output(key.fd, READ_BYTES)
                     if chunk:
                         self._sort(key.data, key.data.redactor.feed(chunk))
                     else:

@@ -12,52 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from corral.worker.child import oom, shim, strays
-from corral.worker.child.view import View
+from corral.worker.child.command import DATA_DIR_VARIABLE, LEASE_VARIABLE, Command, Exit
+
+# Windows has none of this; see `plain_process.py`.
+assert sys.platform != "win32"
 
 _CLOSE_LIMIT_S = 10.0
 # Imported rather than run as a script, since Python compiles a script anew at every start. The folder goes
 # last on the path, so that no module beside the shim can stand in for one of the standard library.
 _RUN_SHIM = "import sys; sys.path.append(sys.argv.pop(1)); import shim, view; shim.main(view.enter)"
-
-
-@dataclass(frozen=True)
-class Command:
-    """What to run. The child gets exactly this environment; argv[0] is looked up on its PATH."""
-
-    argv: tuple[str, ...]
-    cwd: Path
-    env: Mapping[str, str] = field(repr=False)  # it holds secrets
-    # None leaves it the worker's.
-    umask: int | None = None
-    # None shows it all that the worker sees.
-    view: View | None = None
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a child ended: `code`, `signal`, or `error` when it never ran or its supervisor was lost.
-
-    What is not known is None. `max_rss_bytes` is that of the largest single process among the child and
-    the descendants it waited for, and never below the shim's own few megabytes.
-    """
-
-    code: int | None = None
-    signal: int | None = None
-    error: str | None = None
-    errno: int | None = None
-    max_rss_bytes: int | None = None
-    user_s: float | None = None
-    system_s: float | None = None
-    oom: bool | None = None
-    # The host could not give it the surroundings that it should have; the command is not to blame.
-    hosts_fault: bool = False
 
 
 class Child:
@@ -232,8 +201,8 @@ class Child:
 
     def _kill_left_over(self) -> None:
         strays.kill_orphans()
-        lease = self._env.get(strays.LEASE_VARIABLE)
-        data_dir = self._env.get(strays.DATA_DIR_VARIABLE)
+        lease = self._env.get(LEASE_VARIABLE)
+        data_dir = self._env.get(DATA_DIR_VARIABLE)
         if lease is not None and data_dir is not None:
             strays.kill_lease(lease, data_dir=Path(data_dir))
         if sys.platform != "linux" and self._pid is not None:

@@ -10,16 +10,18 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from corral.worker.child.shim import PR_SET_CHILD_SUBREAPER, prctl, processes
+from corral.worker.child import shim
+from corral.worker.child.command import DATA_DIR_VARIABLE, LEASE_VARIABLE
 
-LEASE_VARIABLE = "CORRAL_LEASE_ID"
-DATA_DIR_VARIABLE = "CORRAL_DATA_DIR"
+# There they are found by psutil; see `plain_process.py`.
+assert sys.platform != "win32"
 KILL_LIMIT_S = 5.0
 _PAUSE_S = 0.005
 _ZOMBIE = b"Z"
@@ -32,7 +34,7 @@ _starting = threading.Lock()
 
 def become_subreaper() -> bool:
     """Have the orphans of a lost shim come to this process. False where the system cannot do it."""
-    return prctl(PR_SET_CHILD_SUBREAPER, 1)
+    return shim.prctl(shim.PR_SET_CHILD_SUBREAPER, 1)
 
 
 def own(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -109,7 +111,7 @@ def _kill_adopted() -> list[int]:
 
 
 def _kill_marked(data_dir: Path, wanted: Callable[[str], bool]) -> list[int]:
-    found = processes()
+    found = shim.processes()
     spared = _lineage({pid: parent for pid, _, parent, _, _ in found})
     killed = []
     for pid, state, *_ in found:
@@ -137,10 +139,10 @@ def _lineage(parents: Mapping[int, int]) -> set[int]:
 def _adopted() -> list[tuple[int, bytes, int]]:
     """Pid, state and group of each."""
     me = os.getpid()
-    own_session = os.getsid(0) if hasattr(os, "getsid") else 0
+    own_session = os.getsid(0)
     return [
         (pid, state, group)
-        for pid, state, parent, group, session in processes()
+        for pid, state, parent, group, session in shim.processes()
         if parent == me and session != own_session and pid not in _supervisors
     ]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from corral.worker.child.command import Exit
 from corral.worker.child.events_file import EventsFile
 from corral.worker.child.events_listener import EventsListener
 from corral.worker.child.output import OutputPump
-from corral.worker.child.process import Child, Exit
+from corral.worker.child.system import Child
 from corral.worker.child.verdict import ChildEnd
 from corral.worker.heartbeat import Vitals
 from corral.worker.instance.server import InstanceServer

@@ -7,9 +7,11 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from corral.wire.leases import LeaseView
-from corral.worker.child.strays import DATA_DIR_VARIABLE, LEASE_VARIABLE
+from corral.worker.child.command import DATA_DIR_VARIABLE, LEASE_VARIABLE
+from corral.worker.host.address import LOOPBACK
 from corral.worker.prepare.environments import activate_env
 from corral.worker.prepare.workspace import Workspace
 
@@ -55,6 +57,33 @@ def engine_environment(own: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in own.items() if name in _KEPT_FOR_ENGINE}
 
 
+def _visible_gpus(lease: LeaseView) -> list[int]:
+    """As torchrun has it, where each rank has one GPU: all of the run's GPUs here, its own at LOCAL_RANK."""
+    return lease.gpus if lease.place is None else lease.place.local_gpus or lease.gpus
+
+
+def rank_environment(lease: LeaseView, *, master_port: int, interface: str | None = None) -> dict[str, str]:
+    """What torch.distributed and its like read; of a run of one rank nothing.
+
+    `interface` is that by which other hosts reach this one.
+    """
+    place = lease.place
+    if place is None:
+        return {}
+    env = {
+        "RANK": str(lease.rank),
+        "WORLD_SIZE": str(lease.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(master_port),
+    }
+    if interface is not None and place.master_addr != LOOPBACK:
+        # Gloo asks for the host's own name, which on many hosts is that of the loopback.
+        env["GLOO_SOCKET_IFNAME"] = interface
+    return env
+
+
 def child_environment(
     lease: LeaseView,
     workspace: Workspace,
@@ -64,14 +93,17 @@ def child_environment(
     secrets: Mapping[str, str],
     data_dir: Path,
     host_has_gpus: bool,
+    ranks: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
+    """`ranks` is how it finds the other ranks."""
     env = dict(base) if python is None else activate_env(python, base)
     env["PYTHONUNBUFFERED"] = "1"
     env.pop("CUDA_VISIBLE_DEVICES", None)
     if host_has_gpus:
         # NVML, which numbered them, counts by bus; CUDA would put the fastest first.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, lease.gpus))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _visible_gpus(lease)))
+    env |= ranks
     env |= lease.spec.env
     env |= secrets
     env |= {

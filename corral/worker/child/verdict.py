@@ -12,7 +12,7 @@ from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.wire.leases import FailRequest, FinishRequest, MemoryReport, StoppedRequest
-from corral.worker.child.process import Exit
+from corral.worker.child.command import KILLED, Exit
 from corral.worker.lease import StopOrder
 from corral.worker.prepare.workspace import JobOutcome
 
@@ -62,7 +62,7 @@ def verdict(ended: ChildEnd, codes: Mapping[int, Reason] = _NO_CODES) -> JobOutc
         return failed(Reason.CODE_ERROR, ended.local_problem, found, ended.ran_s)
     if found.error is not None:
         # A command that was never executed is wrong; why one was killed from outside is not known.
-        reason = Reason.UNKNOWN if found.signal == signal.SIGKILL else Reason.CODE_ERROR
+        reason = Reason.UNKNOWN if found.signal == KILLED else Reason.CODE_ERROR
         return failed(reason, found.error, replace(found, code=_shell_code(found)), ended.ran_s)
     if found.code == 0:
         return JobOutcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -28,13 +29,11 @@ _COVER = "mode=0755,size=256m"
 _PROCESSES = ("/proc", True)
 _OF_ALL_PROCESSES = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 
-# Folders to cover; (path, whether it may be written to) of what is shown; whether the covers may be written
-# to, which then is nobody else's and gone with the child. What is not named can be read, and not changed.
-View = tuple[list[str], list[tuple[str, bool]], bool]
+assert sys.platform != "win32"
 
 
-def enter(view: View) -> None:
-    """OSError if this host does not allow it; then nothing may be executed."""
+def enter(view: tuple[list[str], list[tuple[str, bool]], bool]) -> None:
+    """A `View` of command.py. OSError if this host does not allow it; then nothing may be executed."""
     hidden, shown, writable = view
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.geteuid(), os.getegid()

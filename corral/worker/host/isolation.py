@@ -9,13 +9,12 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import corral
 from corral.domain.errors import CorralError, InvalidInput
-from corral.worker.child import view
+from corral.worker.child import command
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ _COMMON = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/dev/pts", "/dev/huge
 _OWN_FOLDERS = frozenset(
     {
         *("worker", "blobs", "near", "partial", "segments", "tls", "logs", "up", "locks", "trusted"),
-        *("backups", "selftest"),
+        *("backups", "selftest", "git"),
     }
 )
 _TRY = (
@@ -95,9 +94,8 @@ class Isolation:
         at_home = any(home.is_relative_to(folder) for folder in folders)
         guarded = (*folders, *map(_real, _own_code()), home)
         named = _allowed(guarded, allowed)
-        shared = (*_common(), *named, *_shared_caches(guarded, environ, home))
-        kept = _kept(environ, home)
-        return cls(folders, None, shared, named, kept if at_home else (*kept, home), at_home)
+        shared = (*_common(), *named, *_shared_caches(guarded, environ, home, open_to_all=named))
+        return cls(folders, None, shared, named, () if at_home else (home,), at_home)
 
     @property
     def note(self) -> str | None:
@@ -106,7 +104,7 @@ class Isolation:
             return self.why_not
         return f"all may write to {', '.join(map(str, self.allowed))}"
 
-    def view(self, *, mine: Iterable[Path], given: Iterable[Path]) -> view.View | None:
+    def view(self, *, mine: Iterable[Path], given: Iterable[Path]) -> command.View | None:
         """For a child that may write to `mine` and read `given`; None where it sees everything."""
         if self.why_not is not None:
             return None
@@ -131,23 +129,17 @@ def _allowed(guarded: tuple[Path, ...], named: Iterable[Path]) -> tuple[Path, ..
     return found
 
 
-def _kept(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
-    """What Corral's own commands take from the caches and trust."""
-    clones = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "corral" / "git"
-    with suppress(OSError):
-        clones.mkdir(parents=True, exist_ok=True)
-    return (clones,)
-
-
-def _shared_caches(guarded: tuple[Path, ...], environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+def _shared_caches(
+    guarded: tuple[Path, ...], environ: Mapping[str, str], home: Path, *, open_to_all: tuple[Path, ...]
+) -> tuple[Path, ...]:
     """Made if they are missing. One that would open what is Corral's is left out, and the log says so."""
     named = {name: Path(environ[name]) for name in _SHARED if os.path.isabs(environ.get(name, ""))}
     named |= {f"~/{name}": home / name for name in _AT_HOME}
     # What lies in another cache, or where all may write, is shown with it. It is not followed on its own: a
     # run could have put a link in its place, which leads anywhere.
     plain = [Path(os.path.abspath(path)) for path in named.values()]
-    open_to_all = [path for path in _common() if not any(one.is_relative_to(path) for one in guarded)]
-    outer = _outermost([*plain, *open_to_all])
+    common = [path for path in _common() if not any(one.is_relative_to(path) for one in guarded)]
+    outer = _outermost([*plain, *common, *open_to_all])
     found = []
     for name, path in named.items():
         if Path(os.path.abspath(path)) not in outer:
@@ -202,7 +194,7 @@ def try_it() -> str | None:
         folder = os.path.join(outer, "hidden")
         os.mkdir(folder)
         Path(folder, "secret").touch()
-        asked = [sys.executable, "-I", "-S", "-c", _TRY, os.path.dirname(view.__file__), folder]
+        asked = [sys.executable, "-I", "-S", "-c", _TRY, os.path.dirname(command.__file__), folder]
         try:
             done = subprocess.run(asked, capture_output=True, timeout=TRY_LIMIT_S, check=False, text=True)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -21,6 +21,7 @@ import psutil
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability
 from corral.domain.hosts.samples import MOST_GPUS, GpuSample, HostSample
 from corral.version import __version__
+from corral.worker.host.address import LOOPBACK
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuState, GpuSurvey
 from corral.worker.host.isolation import Isolation
@@ -66,6 +67,7 @@ class HostProbe:
     gpus: GpuProbe = _GPUS
     root: Path = _ROOT
     isolation: Isolation | None = None
+    address: Callable[[], str] = lambda: LOOPBACK
 
     def capability(self) -> Capability:
         """Totals. Takes as long as a hanging driver's timeout at most."""
@@ -122,6 +124,7 @@ class HostProbe:
             gpu_note=found.note,
             isolated=None if self.isolation is None else self.isolation.why_not is None,
             isolation_note=None if self.isolation is None else self.isolation.note,
+            address=self.address(),
         )
 
     def _free(self, found: GpuSurvey) -> FreeResources:

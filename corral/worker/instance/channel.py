@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -25,14 +24,11 @@ class InstanceChannel:
         self._channel: Channel | None = None
 
     def open(self, folder: Path) -> None:
+        """`folder` as a `HeldFolder` names it: a path to a socket must be short, and folders may be deep."""
+        if sys.platform == "win32":
+            raise OSError("a host with Windows cannot run functions: Python has no Unix sockets there")
         self._listener = socket.socket(socket.AF_UNIX)
-        # A path to a socket must be short, and folders may be deep: so it is named through an open folder.
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        name = f"/proc/self/fd/{opened}" if sys.platform == "linux" else str(folder)
-        try:
-            self._listener.bind(f"{name}/calls.sock")
-        finally:
-            os.close(opened)
+        self._listener.bind(f"{folder}/calls.sock")
         self._listener.listen(1)
 
     def messages(self) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -130,10 +130,9 @@ class CallFeed:
         call = self._calls.take(assigned)
         if call is None:
             return
-        call.body, path = self._payloads.bring(assigned.args)
-        call.path = None if path is None else str(path)
-        if not self._calls.queue(call) and path is not None:
-            path.unlink(missing_ok=True)
+        call.body, call.path = self._payloads.bring(assigned.args)
+        if not self._calls.queue(call) and call.path is not None:
+            self._payloads.drop(self._payloads.own(call.path))
 
 
 @dataclass(frozen=True)

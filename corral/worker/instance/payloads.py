@@ -17,6 +17,7 @@ from corral.client.files.tree import FileEntry, Tree
 from corral.client.files.upload import upload
 from corral.client.files.walk import ListedFile
 from corral.domain.calls import INLINE_BYTES
+from corral.files.untrusted import HeldFolder
 from corral.instance.channel import INLINE_MAX
 from corral.wire.blobs import StoredBlob
 from corral.wire.payloads import PayloadBody
@@ -30,24 +31,33 @@ class InstancePayloads:
     def __init__(self, session: LeaseSession, folder: Path, *, given_up: Callable[[], bool]) -> None:
         self._session = session
         self._folder = folder
+        self._held: HeldFolder | None = None
         self._given_up = given_up
         # Files that the instance is still writing, on their way to the server already.
         self._growing: dict[Path, Future[StoredBlob | None]] = {}
 
+    def open(self) -> Path:
+        """Make the folder, before the instance starts. The way to it is the worker's own, whatever the
+        instance makes of the folder's name."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._held = HeldFolder(self._folder)
+        return self._held.path
+
     def own(self, path: str) -> Path:
         """A file that the instance names: only one in their folder, whatever it says."""
-        return self._folder / Path(path).name
+        assert self._held is not None, "it is open"
+        return self._held.path / Path(path).name
 
-    def bring(self, args: PayloadBody) -> tuple[bytes, Path | None]:
-        """Arguments for the instance: in memory, or in a file that is now the caller's."""
-        path = self._folder / random.token_hex(8)
+    def bring(self, args: PayloadBody) -> tuple[bytes, str | None]:
+        """Arguments for the instance: in memory, or in a file, by the name that the instance knows."""
+        path = str(self._folder / random.token_hex(8))
         if args.blob is not None:
-            self._download(args.blob, path)
+            self._download(args.blob, self.own(path))
             return b"", path
         body = args.payload().body or b""
         if len(body) <= INLINE_MAX:
             return body, None
-        path.write_bytes(body)
+        self.own(path).write_bytes(body)
         return b"", path
 
     def grow(self, path: Path, size: int) -> None:

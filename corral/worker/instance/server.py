@@ -97,8 +97,7 @@ class InstanceServer:
         return {"CORRAL_INSTANCE": json.dumps(config), **volumes}
 
     def start(self) -> None:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._channel.open(self._folder)
+        self._channel.open(self._payloads.open())
         parts = {
             "channel": self._listen,
             "feed": self._feed.run,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from corral.worker.child.process import Child, Command
-from corral.worker.child.view import View
+from corral.worker.child.command import Command, View
+from corral.worker.child.plain_process import read_output
+from corral.worker.child.system import Child
 
 _SILENT = ("/bin/sh", "-c", 'exec "$@" >/dev/null', "sh")
 
@@ -49,5 +51,6 @@ def answer(argv: Sequence[str], cwd: Path, env: Mapping[str, str], view: View | 
 
 
 def _left_in(pipe: int) -> str:
-    os.set_blocking(pipe, False)
-    return os.read(pipe, 1 << 16).decode(errors="replace")
+    if sys.platform != "win32":
+        os.set_blocking(pipe, False)
+    return read_output(pipe, 1 << 16).decode(errors="replace")

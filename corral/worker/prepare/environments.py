@@ -1,7 +1,7 @@
 """Builds a run's Python environment from its lock, once per host, and collects what is no longer used.
 
 An environment is made in a folder of its own and renamed into place when whole, so whatever is in
-`envs/` is complete, also after `kill -9` at any point. POSIX only: flock, and rename over folders.
+`envs/` is complete, also after `kill -9` at any point.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ from corral.worker.prepare.confined import ConfinedProcess
 START_GRACE_S = 600.0
 WAIT_NOTE_EVERY_S = 30.0
 
+if sys.platform == "win32":
+    _PYTHON, _BASE_PROGRAMS = Path("Scripts", "python.exe"), ""
+else:
+    _PYTHON, _BASE_PROGRAMS = Path("bin", "python"), "bin"
 # An active environment of the worker's own would lead uv, and the child, to it.
 _WORKERS_OWN = (
     "VIRTUAL_ENV",
@@ -161,7 +165,8 @@ class Environments:
             with shared_when_free(self._locks / "cache.lock"):
                 self._fill(part, lock, progress, should_stop)
             # After a power cut the final name must not hold files without their content.
-            os.sync()
+            if sys.platform != "win32":
+                os.sync()
             self._discard(self._envs / key)
             part.rename(self._envs / key)
         finally:
@@ -174,9 +179,11 @@ class Environments:
             if not line.startswith("Activate with:"):
                 progress(line)
 
-        # One folder for both, or uv would copy what it can link.
-        confined = self._confined(writes=[self._root], reads=[self._envs, self._locks, self._pythons_folder])
-        installer = replace(self._uv, start=confined)
+        installer = self._uv
+        if sys.platform != "win32":
+            # One folder for both, or uv would copy what it can link.
+            reads = [self._envs, self._locks, self._pythons_folder]
+            installer = replace(installer, start=self._confined(writes=[self._root], reads=reads))
 
         def uv(*arguments: str | Path) -> None:
             done = installer.run(arguments, cwd=self._root, progress=told, should_stop=should_stop)
@@ -187,11 +194,13 @@ class Environments:
         if not lock.text:
             return
         # Looked up before a package can put another in its place.
-        host_python = os.path.realpath(part / "bin" / "python")
+        host_python = os.path.realpath(part / _PYTHON)
         pins = part / "corral-lock.txt"
         pins.write_text(lock.text, encoding="utf-8")
-        uv("pip", "sync", pins, "--python", part / "bin" / "python", *self._sources(lock))
-        self._compile(part, host_python, should_stop)
+        uv("pip", "sync", pins, "--python", part / _PYTHON, *self._sources(lock))
+        # On Windows a run can write to its environment, and compiles it itself.
+        if sys.platform != "win32":
+            self._compile(part, host_python, should_stop)
 
     def _sources(self, lock: Lock) -> list[str | Path]:
         """Where packages come from. None is built: its code would run beside the cache that all share."""
@@ -292,7 +301,7 @@ class Environments:
         shutil.rmtree(trash, ignore_errors=True)
 
     def _python(self, key: str) -> Path:
-        return self._envs / key / "bin" / "python"
+        return self._envs / key / _PYTHON
 
     def _lock_file(self, key: str) -> Path:
         return self._locks / f"{key}.lock"
@@ -308,7 +317,7 @@ def activate_env(python: Path, base: Mapping[str, str]) -> dict[str, str]:
 def _uv_env(env: Mapping[str, str], root: Path) -> dict[str, str]:
     kept = {name: value for name, value in env.items() if name not in _WORKERS_OWN}
     # The worker's own Python surely works, and may not be on PATH, as in a unit of systemd.
-    path = [env.get("PATH", os.defpath), str(Path(sys.base_prefix) / "bin")]
+    path = [env.get("PATH", os.defpath), str(Path(sys.base_prefix) / _BASE_PROGRAMS)]
     return kept | {
         "PATH": os.pathsep.join(path),
         # On the same disk as the environments, so that files are linked, not copied.
@@ -334,5 +343,11 @@ def _bytes_under(folder: Path) -> int:
                 status = os.lstat(os.path.join(parent, name))
             except FileNotFoundError:  # a build or a collection beside us
                 continue
-            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+            seen[status.st_dev, status.st_ino] = _disk_bytes(status)
     return sum(seen.values())
+
+
+def _disk_bytes(status: os.stat_result) -> int:
+    if sys.platform == "win32":
+        return status.st_size
+    return status.st_blocks * 512

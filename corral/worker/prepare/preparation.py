@@ -20,14 +20,15 @@ from corral.domain.pins import check_pins
 from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.spec.run_file import render_argv
-from corral.worker.child.process import Command
-from corral.worker.child.variables import child_environment
-from corral.worker.child.view import View
+from corral.worker.child.command import Command, View
+from corral.worker.child.variables import child_environment, rank_environment
 from corral.worker.context import WorkerContext
+from corral.worker.host.address import interface_of
 from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseSession
 from corral.worker.prepare.confined import answer
 from corral.worker.prepare.environments import Environments
+from corral.worker.prepare.rendezvous import master_port
 from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.prepare.workspace import Workspace, make_read_only
 from corral.worker.report.recorder import Recorder
@@ -65,6 +66,8 @@ class Preparation:
     def run(self) -> PreparedCommand:
         """Raise PreparationFailed, WaitAbandoned, LeaseLost, or OSError when the disk is full."""
         lease, workspace = self.session.lease, self.workspace
+        # First of all: the other ranks wait for it.
+        ranks = self._ranks()
         workspace.spec.write_text(lease.spec.model_dump_json(), encoding="utf-8")
         if lease.spec.code is None:
             workspace.work.mkdir(exist_ok=True)
@@ -88,6 +91,7 @@ class Preparation:
             secrets=values,
             data_dir=self.context.home,
             host_has_gpus=self.context.has_gpus,
+            ranks=ranks,
         )
         if self.serving is not None:
             env |= self.serving.environment()
@@ -99,6 +103,14 @@ class Preparation:
             view=self._view(python),
         )
         return PreparedCommand(command, SecretValues(values))
+
+    def _ranks(self) -> dict[str, str]:
+        """How it finds the other ranks."""
+        lease = self.session.lease
+        if lease.place is None:
+            return {}
+        port = master_port(self.session, self.context.ports)
+        return rank_environment(lease, master_port=port, interface=interface_of(self.context.address()))
 
     def _view(self, python: Path | None) -> View | None:
         """Its own folders, and of the environments that were built here the one that it uses."""
@@ -155,7 +167,9 @@ class Preparation:
         return dict(answer.values)
 
     def _mount(self, serving: InstanceServer) -> None:
-        mounts = VolumeMounts(self.session, self.workspace.volumes, self.context.cache)
+        mounts = VolumeMounts(
+            self.session, self.workspace.volumes, self.workspace.staging, self.context.cache
+        )
         serving.mounts = mounts
         if mounts.wanted:
             with _environment_failure(lambda error: f"a volume cannot be brought here: {error.message}"):

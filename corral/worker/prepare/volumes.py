@@ -23,6 +23,8 @@ class VolumeMounts:
 
     session: LeaseSession
     root: Path
+    # Where the instance cannot exchange what is being written.
+    scratch: Path
     cache: InputCache
     folders: dict[str, VolumeFolder] = field(default_factory=dict)
     secrets: SecretValues | None = None
@@ -35,12 +37,10 @@ class VolumeMounts:
     def fill(self, corral: Corral) -> None:
         """Once, before the instance starts. Volumes that an earlier, broken try brought are kept."""
         self.root.mkdir(exist_ok=True)
+        self.scratch.mkdir(exist_ok=True)
         for name, volume in self.wanted.items():
             if volume not in self.folders:
-                # Not beside it, where the instance could exchange what is being written.
-                folder = VolumeFolder(
-                    self.root / name, self._remote(corral, volume), scratch=self.root.parent
-                )
+                folder = VolumeFolder(self.root / name, self._remote(corral, volume), scratch=self.scratch)
                 folder.fill(self.cache.unpack)
                 self.folders[volume] = folder
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -168,11 +169,21 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     if not path.exists():
         return
-    for parent, folders, _ in os.walk(path):
+    for parent, folders, names in os.walk(path):
         # Before they are entered: a folder that cannot be listed cannot be emptied.
         for folder in folders:
-            with suppress(OSError):
-                os.chmod(os.path.join(parent, folder), 0o700, follow_symlinks=False)
+            _give_permission(os.path.join(parent, folder))
+        # Windows removes no file that can only be read.
+        for name in names if sys.platform == "win32" else ():
+            _give_permission(os.path.join(parent, name))
         with suppress(OSError):
             os.chmod(parent, 0o700)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _give_permission(path: str) -> None:
+    with suppress(OSError):
+        if sys.platform != "win32":
+            os.chmod(path, 0o700, follow_symlinks=False)
+        elif not os.path.islink(path):
+            os.chmod(path, 0o700)

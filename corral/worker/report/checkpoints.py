@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import stat
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +111,8 @@ class CheckpointUploader:
 
     def _locate(self, path: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of all checkpoints, and the way from there, free of links."""
-        base = Path(os.path.realpath(self.workspace.checkpoints))
+        # The folder itself is the child's too, and may be a link by now.
+        base = Path(os.path.realpath(self.workspace.own)) / self.workspace.checkpoints.name
         shown = self.secrets.redact_text(path)[:200]
         try:
             real = Path(os.path.realpath(base / path, strict=True))
@@ -171,6 +174,9 @@ class CheckpointUploader:
 
 def _link_below(base: Path, parts: tuple[str, ...], target: Path) -> None:
     """Link a file, or all files of a folder. The child may exchange any of them for a link meanwhile."""
+    if sys.platform == "win32":
+        _link_plainly(base.joinpath(*parts), target)
+        return
     folder = open_folder(base, parts[:-1])
     try:
         if stat.S_ISDIR(os.lstat(parts[-1], dir_fd=folder).st_mode):
@@ -181,7 +187,17 @@ def _link_below(base: Path, parts: tuple[str, ...], target: Path) -> None:
         os.close(folder)
 
 
+def _link_plainly(path: Path, target: Path) -> None:
+    """Where no open folder can be gone into: a link that the child puts there meanwhile is followed."""
+    if path.is_dir():
+        shutil.copytree(path, target, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
+    else:
+        os.link(path, target / path.name)
+
+
 def _link_tree(folder: int, name: str, target: Path) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError
     for parent, folders, names, opened in os.fwalk(name, dir_fd=folder):
         inside = target / os.path.relpath(parent, name)
         for each in folders:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -16,12 +15,19 @@ from string import Template
 from corral.cli.server.processes import Role
 from corral.domain.errors import CorralError, InvalidInput
 
+if sys.platform != "win32":
+    import pwd
+
 USER = "corral"
 SYSTEM_HOME = Path("/var/lib/corral")
 # Of a worker: the runs' grace is 30 s unless they say otherwise; then their outcomes are reported.
 _STOP_S: Mapping[Role, int] = {"worker": 120, "server": 30}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HOMES = ("/home", "/root", "/run/user")
+
+
+def is_root() -> bool:
+    return sys.platform != "win32" and os.geteuid() == 0
 
 
 class ServiceFailed(CorralError):
@@ -37,7 +43,7 @@ class SystemdUnit:
 
     home: Path
     python: Path = field(default_factory=lambda: Path(sys.executable))
-    system: bool = field(default_factory=lambda: os.geteuid() == 0)
+    system: bool = field(default_factory=is_root)
     root: Path = Path("/")
     config_home: Path = field(default_factory=lambda: Path("~/.config").expanduser())
     role: Role = "worker"
@@ -136,11 +142,12 @@ class SystemdUnit:
                 )
 
     def _hand_over(self) -> None:
-        owner = pwd.getpwnam(USER)
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder, _, names in os.walk(self.home):
-            for path in (folder, *(os.path.join(folder, name) for name in names)):
-                os.chown(path, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+        if sys.platform != "win32":
+            owner = pwd.getpwnam(USER)
+            for folder, _, names in os.walk(self.home):
+                for path in (folder, *(os.path.join(folder, name) for name in names)):
+                    os.chown(path, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
 
     def _systemctl(self, *arguments: str) -> None:
         _run("systemctl", *(() if self.system else ("--user",)), *arguments)

@@ -1,0 +1,74 @@
+"""Which hosts have room now: what each had left when its claim last looked. Hints, which a claim checks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from corral.core.queue.free_capacity import HostCapacity
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
+from corral.domain.ids import HostId
+from corral.store.transaction import Tx
+
+_HOSTS = 10_000
+
+
+class Room(NamedTuple):
+    """`most` is how many more leases the host's worker has asked for."""
+
+    host: Host
+    free: HostCapacity
+    most: int
+    at: float
+
+    def places(self, need: Requirements, most: int) -> int:
+        """For how many ranks there is room, up to `most`."""
+        return self.free.places(need, min(most, self.most))
+
+
+class Rooms:
+    """Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[HostId, Room] = {}
+        self._lock = threading.Lock()
+
+    def saw(self, room: Room) -> None:
+        with self._lock:
+            if room.most > 0 and room.free.slots > 0:
+                self._rooms[room.host.id] = room
+            else:
+                self._rooms.pop(room.host.id, None)
+
+    def learn(self, rooms: Iterable[Room]) -> None:
+        """Of hosts whose claims wait at another server, by what the database says."""
+        with self._lock:
+            for room in rooms:
+                mine = self._rooms.get(room.host.id)
+                if mine is None or mine.at < room.at:
+                    self._rooms[room.host.id] = room
+
+    def gone(self, host_id: HostId) -> None:
+        """Until its worker asks again, nothing is known of it."""
+        with self._lock:
+            self._rooms.pop(host_id, None)
+
+    def all(self, now: float, keep_s: float) -> list[Room]:
+        """Of hosts that asked within `keep_s`; those with the fewest free slots first."""
+        with self._lock:
+            fresh = [room for room in self._rooms.values() if now - room.at <= keep_s]
+        return sorted(fresh, key=lambda room: room.free.slots)
+
+
+def rooms_in_database(tx: Tx, now: float, away_s: float) -> list[Room]:
+    """Of every host that is here, what its leases leave of it."""
+    held = tx.leases.held_by_host()
+    found = []
+    for host in tx.hosts.page(None, _HOSTS):
+        if host.last_seen_at is not None and host.takes_work(now) and not host.is_away(now, away_s):
+            free = HostCapacity(host, held[host.id])
+            if free.slots > 0:
+                found.append(Room(host, free, free.slots, host.last_seen_at))
+    return found

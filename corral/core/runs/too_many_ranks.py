@@ -1,0 +1,51 @@
+"""A gang that all hosts together could never hold is refused when it is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corral.core.queue.eligibility import policy_refusals, verdict
+from corral.core.queue.free_capacity import HostCapacity
+from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
+from corral.domain.runs.runs import Run
+from corral.store.transaction import Tx
+
+_HOSTS = 10_000
+# Of what hosts lack, so many are told.
+_TOLD = 5
+
+
+def too_many_ranks(tx: Tx, run: Run, need: Requirements, *, prefix: str = "") -> InvalidInput | None:
+    """Counted by what hosts have in all, whether they are busy or away; None where none has joined yet."""
+    if not need.is_gang:
+        return None
+    hosts = [host for host in tx.hosts.page(None, _HOSTS) if host.capability is not None]
+    hosts = sorted((host for host in hosts if host.revoked_at is None), key=lambda host: host.name)
+    places, lacking = 0, []
+    for host in hosts:
+        here, why = _places(host, run, need, need.ranks - places)
+        places += here
+        if places >= need.ranks:
+            return None
+        lacking.append(f"{host.name} holds {here}{f' ({why})' if why else ''}")
+    if not hosts:
+        return None
+    problem = f"asks for {need.ranks} ranks at once; all hosts together hold {places}"
+    return InvalidInput(
+        f"`{prefix}replicas` {problem}: {_told(lacking)}",
+        hint="Lower `replicas` or `[resources]`, which each rank has to itself, or let more hosts join.",
+        fields=[FieldError(f"{prefix}replicas", problem)],
+    )
+
+
+def _places(host: Host, run: Run, need: Requirements, most: int) -> tuple[int, str]:
+    """How many ranks the host holds while it does nothing else, and why it holds none."""
+    reasons = (*verdict(need, host).shortfalls, *policy_refusals(need, host, run))
+    return (0, "; ".join(reasons)) if reasons else (HostCapacity(host, ()).places(need, most), "")
+
+
+def _told(lacking: Sequence[str]) -> str:
+    more = len(lacking) - _TOLD
+    return ", ".join(lacking[:_TOLD]) + (f", and {more} more hosts" if more > 0 else "")
