@@ -24,6 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# The place of what is wrong with all of it together: no word for people.
+WHOLE = "(whole)"
+
 
 @dataclass(frozen=True)
 class FieldError:
@@ -31,6 +34,9 @@ class FieldError:
 
     path: str
     message: str
+
+    def __str__(self) -> str:
+        return self.message if self.path == WHOLE else f"`{self.path}` {self.message}"
 
 
 class CorralError(Exception):

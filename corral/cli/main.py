@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from corral.cli.display.visible import visible
 from corral.domain.errors import CorralError, ServerUnreachable
+from corral.errors import WHOLE
 from corral.version import __version__
 
 EXIT_ERROR = 1
@@ -207,9 +208,13 @@ def print_error(error: CorralError) -> None:
     # One field is in the message already; several are easier to read below each other.
     several = error.fields if len(error.fields) > 1 else ()
     _tell(f"error: {_head(error) + ':' if several else error.message}")
-    width = max((len(field.path) for field in several), default=0)
+    width = max((len(field.path) for field in several if field.path != WHOLE), default=0)
     for field in several:
-        _tell(f"  {field.path + ':':<{width + 1}} {field.message}")
+        _tell(
+            f"  {field.message}"
+            if field.path == WHOLE
+            else f"  {field.path + ':':<{width + 1}} {field.message}"
+        )
     if error.hint:
         _tell(f"hint: {error.hint}")
 

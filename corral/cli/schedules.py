@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,11 @@ from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.options import AsJson, OnlyProject, command_group
 from corral.cli.runs.submit import prepare
+from corral.client.submit.local_look import look_here
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
 from corral.durations import format_duration
-from corral.settings import read_settings
+from corral.settings import process_environment, read_settings
 from corral.wire.schedules import ScheduleView
 
 app = command_group("Make runs by the clock: add, list, pause, remove.")
@@ -35,7 +37,12 @@ def add(
 ) -> None:
     """Make the runs of a file again and again. Code and inputs are uploaded now, and stay as they are."""
     settings = read_settings()
-    run_file = load(file, override or [], defaults={"project": own_project(settings)})
+    run_file = load(
+        file,
+        override or [],
+        defaults={"project": own_project(settings)},
+        look=partial(look_here, base_dir=file.absolute().parent, environ=process_environment()),
+    )
     if run_file.schedule is None:
         raise InvalidInput(
             f"{file} does not say when: it has no [schedule]",

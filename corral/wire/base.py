@@ -23,6 +23,7 @@ from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_digest, is_id, is_name, is_request_id
 from corral.domain.paths import why_bad
 from corral.durations import parse_duration
+from corral.errors import WHOLE
 from corral.wire.faults import UNKNOWN_KEY, faults
 
 M = TypeVar("M", bound=BaseModel)
@@ -171,10 +172,6 @@ RequestId = Annotated[str, _is(is_request_id, "a request id (8 to 64 of A-Z a-z 
 DigestText = Annotated[str, _is(is_digest, "a SHA-256 digest (64 lower-case hex digits)")]
 
 
-# The place of what is wrong with all of it together.
-WHOLE = "(whole)"
-
-
 def _place(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
@@ -226,5 +223,5 @@ def explain(
         if message == UNKNOWN_KEY:
             message = _unknown(model, location)
         fields.append(FieldError(_place((under, *location) if under else location), message))
-    lines = "; ".join(f.message if f.path == WHOLE else f"`{f.path}` {f.message}" for f in fields[:20])
+    lines = "; ".join(map(str, fields[:20]))
     return InvalidInput(f"{what} is not valid: {lines}", hint=hint, fields=fields)

@@ -143,3 +143,26 @@ def test_no_command_ends_in_the_words_of_a_model_that_its_options_do_not_fit() -
     assert done.stderr.startswith("error: what was asked for is not valid: ")
     assert done.stderr.splitlines()[-1].startswith("hint: Correct the options")
     assert "pydantic" not in done.stderr
+
+
+def test_a_run_file_is_told_all_that_is_wrong_with_it_at_once(tmp_path: Path) -> None:
+    """HOUR3-09: it came in five stages, each of them hidden by the one before. HOUR3-10: and as `(whole)`."""
+    (tmp_path / "train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--lr', type=float)\np.add_argument('--data', required=True)\np.parse_args()\n"
+    )
+    (tmp_path / "run.toml").write_text(
+        'argv = ["python3", "train.py", "--lr", "{params.lrr}"]\npriority = "high"\n'
+        'params_from = "train.py"\ncode = "nowhere"\nsecrets = ["TWICE"]\n'
+        "[params]\nlrr = 0.1\n"
+        '[env]\nSIZE = 3\nAPI_KEY = "x"\nTWICE = "y"\n'
+        '[inputs]\ndata = "missing.txt"\n'
+    )
+    done = corral("submit", str(tmp_path / "run.toml"), home=tmp_path / "home")
+
+    assert done.returncode == 1
+    told = done.stderr
+    for place in ("priority:", "env.SIZE:", "env.API_KEY:", "secrets:", "argv:", "code:", "inputs.data:"):
+        assert f"\n  {place} " in told, told
+    assert "--data" in told
+    assert "(whole)" not in told

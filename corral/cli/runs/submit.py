@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from corral.cli.runs.follow_group import follow_group, watch_group
 from corral.cli.runs.follow_ranks import follow_run
 from corral.cli.runs.why import REASONS_BELOW, show_placements
 from corral.client.corral import Corral
+from corral.client.submit.local_look import look_here
 from corral.client.submit.prepare import PreparedRuns, RunPreparer
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
@@ -41,7 +43,12 @@ def submit(
 ) -> None:
     """Submit a run file. Seeds and a sweep make a group of runs; all ids are printed."""
     settings = read_settings()
-    run_file = load(file, override or [], defaults={"project": own_project(settings)})
+    run_file = load(
+        file,
+        override or [],
+        defaults={"project": own_project(settings)},
+        look=partial(look_here, base_dir=file.absolute().parent, environ=process_environment()),
+    )
     if run_file.schedule is not None:
         raise InvalidInput(
             f"{file} has a [schedule]: its runs are made by the clock",

@@ -16,7 +16,8 @@ from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.ids import is_name
 from corral.domain.paths import printable
-from corral.wire.base import WHOLE, did_you_mean, explain, validated
+from corral.errors import WHOLE
+from corral.wire.base import did_you_mean, explain, validated
 from corral.wire.hosts import HostTable
 from corral.wire.manifests import ManifestFile
 from corral.wire.spec.run_file import RunFile

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from corral.domain.errors import FieldError, InvalidInput
-from corral.wire.base import WHOLE
+from corral.errors import WHOLE
 
 T = TypeVar("T")
 
@@ -16,6 +16,9 @@ class ProblemList:
 
     def __init__(self) -> None:
         self._errors: list[InvalidInput] = []
+
+    def add(self, error: InvalidInput) -> None:
+        self._errors.append(error)
 
     def collect(self, step: Callable[[], T]) -> T | None:
         """What the step gives; None if it was refused. Other errors are not about the file, and go on."""
@@ -33,6 +36,6 @@ class ProblemList:
             fields = [
                 one for error in self._errors for one in error.fields or (FieldError(WHOLE, error.message),)
             ]
-            lines = "; ".join(f"`{one.path}` {one.message}" for one in fields[:20])
+            lines = "; ".join(map(str, fields[:20]))
             hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
             raise InvalidInput(f"{what} is not valid: {lines}", hint=" ".join(hints), fields=fields)

@@ -7,16 +7,19 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from corral.client.submit.all_faults import LookFurther, refusal
+from corral.client.submit.problems import ProblemList
 from corral.domain.errors import SPEC_HINT, FieldError, InvalidInput
 from corral.domain.paths import printable
 from corral.domain.secrets import secret_names
-from corral.wire.base import explain, validated
+from corral.wire.base import explain
 from corral.wire.spec.run_file import RunFile, RunSpec, Scalar, in_clear
 
 M = TypeVar("M", bound=BaseModel)
@@ -34,13 +37,22 @@ class RunVariant:
     train: Mapping[str, Scalar] = field(default_factory=dict)
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, defaults: Mapping[str, str] | None = None) -> RunFile:
+def load(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    defaults: Mapping[str, str] | None = None,
+    look: LookFurther[RunFile] | None = None,
+) -> RunFile:
     """Read and check. `overrides` as `params.lr=3e-4`; `defaults` fill top-level keys left out.
 
-    Raises InvalidInput with the line and column, or with every field that is wrong.
+    Raises InvalidInput with the line and column, or with every field that is wrong. Of a file that is refused
+    `look` may find out more.
     """
     text = read_text(path, what="a run file; docs/reference/run-file.md shows one")
-    return parse(text, what=printable(str(path)), overrides=overrides, defaults=defaults)
+    what = printable(str(path))
+    table = {**(defaults or {}), **parse_toml(text, what=what)}
+    return build(table, what=what, overrides=overrides, look=look)
 
 
 def parse(
@@ -64,9 +76,15 @@ def parse_toml(text: str, *, what: str) -> dict[str, Any]:
         raise InvalidInput(f"{what} is nested too deeply", hint="Write it flatter.") from None
 
 
-def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
+def build(
+    table: Mapping[str, Any],
+    *,
+    what: str,
+    overrides: Sequence[str] = (),
+    look: LookFurther[RunFile] | None = None,
+) -> RunFile:
     """Check a run file that is already a table."""
-    made = checked(RunFile, table, what=what, overrides=overrides)
+    made = checked(RunFile, table, what=what, overrides=overrides, look=look)
     _refuse_set_against_sweep(made, overrides)
     return made
 
@@ -84,8 +102,15 @@ def _refuse_set_against_sweep(run_file: RunFile, overrides: Sequence[str]) -> No
                 )
 
 
-def checked(model: type[M], table: Mapping[str, Any], *, what: str, overrides: Sequence[str]) -> M:
-    """The table with overrides made to it, as the model."""
+def checked(
+    model: type[M],
+    table: Mapping[str, Any],
+    *,
+    what: str,
+    overrides: Sequence[str],
+    look: LookFurther[M] | None = None,
+) -> M:
+    """The table with overrides made to it, as the model. InvalidInput tells all that is wrong."""
     given = [_override(text) for text in overrides]
     try:
         return model.model_validate(_overridden(table, given))
@@ -93,7 +118,17 @@ def checked(model: type[M], table: Mapping[str, Any], *, what: str, overrides: S
         # The text of a version or a name may read like a number: `environment.python=3.10`.
         texts = {_text_place(item) for item in error.errors()}
     given = [one.as_text() if one.place in texts else one for one in given]
-    return validated(model, _overridden(table, given), what=what, hint=SPEC_HINT)
+    whole = _overridden(table, given)
+    try:
+        return model.model_validate(whole)
+    except ValidationError as error:
+        refused, sound = refusal(model, whole, error, what=what, hint=SPEC_HINT)
+    problems = ProblemList()
+    problems.add(refused)
+    if look is not None and sound is not None:
+        problems.collect(partial(look, sound))
+    problems.check(what)
+    raise refused
 
 
 def edited(spec: RunSpec, changes: Sequence[str]) -> RunSpec | None:

@@ -55,13 +55,14 @@ class IdleEviction:
         lease = tx.leases.get(lease_id)
         if lease is None or _must_stay(tx, lease.run_id):
             return False
-        gpus = self._shapes.get(tx, lane.shape).gpus
-        if self._shares.held_back(lane.project, gpus) is not None:
+        need = self._shapes.get(tx, lane.shape)
+        gpus, ranks = need.gpus_together, need.ranks
+        if self._shares.held_back(lane.project, gpus, ranks=ranks) is not None:
             # Free hosts do not help it; the end of one of its project's leases may.
             without = len(json.loads(lease.gpus))
             return (
                 lease.project == lane.project
-                and self._shares.held_back(lane.project, gpus, without_gpus=without) is None
+                and self._shares.held_back(lane.project, gpus, ranks=ranks, without_gpus=without) is None
                 and any(
                     self._has_room(tx, lane, host, lease_id, now) for host in tx.hosts.page(None, MOST_HOSTS)
                 )

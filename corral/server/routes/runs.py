@@ -311,8 +311,7 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
-        group = group_is_full(tx, found)
-        told = summary(found, hosts, now=now, held_back=held_back, group=group)
+        told = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
         if held_back is None:
             told = gang_summary(tx, svc.board, found, hosts) or told
         notes = queue_notes(tx, svc.board, found, now=now, policy=svc.policy, told=told)

@@ -217,7 +217,7 @@ class _RunFields(Exact):
     @model_validator(mode="after")
     def _secrets_and_env_apart(self) -> _RunFields:
         if both := sorted(set(self.env) & set(self.secrets)):
-            raise ValueError(f"{', '.join(both)} is both in env and in secrets")
+            raise _at("secrets", f"has {', '.join(both)}, which is in env too")
         return self
 
 
@@ -371,6 +371,12 @@ class RunFile(_RunFields):
         if empty := sorted(key for key, values in value.items() if not values):
             raise ValueError(f"has no values for {', '.join(empty)}")
         return value
+
+
+def _at(place: str, message: str) -> ValidationError:
+    """What several fields say together, told of the one that can be changed."""
+    kind = PydanticCustomError("together", "{said}", {"said": message})
+    return ValidationError.from_exception_data(place, [InitErrorDetails(type=kind, loc=(place,), input=None)])
 
 
 def in_clear(names: Iterable[str]) -> ValidationError:
