@@ -76,7 +76,7 @@ def test_a_spec_that_was_looked_at_is_not_kept(live: LiveServer) -> None:
 
     def kept() -> list[RunSpec]:
         gc.collect()
-        return [one for one in gc.get_objects() if isinstance(one, RunSpec) and one.name == name]
+        return [one for one in gc.get_objects() if type(one) is RunSpec and one.name == name]
 
     eventually(lambda: not kept(), "the specs to go")
 

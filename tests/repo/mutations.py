@@ -117,9 +117,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a lease that another has claimed is taken up again",
-        "        and run.epoch == lease.epoch\n        and run.state in ",
-        "        and run.state not in ",
+        "        and rank.epoch == lease.epoch\n        and (alone or run.state in ",
+        "        and (alone or run.state not in ",
         (("tests/fleet/test_partition.py",),),
+        before=(
+            "        and run.epoch == lease.epoch\n        and run.state in ",
+            "        and run.state not in ",
+        ),
     ),
     Mutation(
         "the sweeper judges as soon as it can see",
