@@ -60,7 +60,7 @@ def ls(
     params = differing({run.id: run.params or {} for run in items}) if group else {}
     _show_runs(in_order(items, params) if group else items, params)
     if more:
-        render.note(f"({limit} shown; --all shows the rest)")
+        render.note(f"({len(items)} shown; --all shows the rest)")
 
 
 def _show_runs(runs: Sequence[RunView], params: Params) -> None:
