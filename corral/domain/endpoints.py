@@ -79,6 +79,18 @@ class EndpointVersion(NamedTuple):
     created_by: str
 
 
+class VersionSummary(NamedTuple):
+    """A version without its spec and functions, which may be large."""
+
+    endpoint_id: EndpointId
+    version: int
+    digest: Digest
+    state: VersionState
+    detail: str | None
+    created_at: float
+    created_by: str
+
+
 class Instance(NamedTuple):
     """A service run; `ready_at` is when it first asked for calls."""
 

@@ -95,11 +95,11 @@ async def _submit(svc: Services, caller: Caller, body: SubmitRequest, _: Gone) -
 
 
 async def _make_calls(svc: Services, caller: Caller, body: CallsRequest, _: Gone) -> tuple[int, str]:
-    return 202, calls.as_json(await calls.accept(body, caller, svc), svc)
+    return 202, await calls.as_json(await calls.accept(body, caller, svc), svc)
 
 
 async def _collect(svc: Services, caller: Caller, body: CollectRequest, _: Gone) -> tuple[int, str]:
-    return 200, calls.as_json(await calls.ended_calls(body, caller, svc), svc)
+    return 200, await calls.as_json(await calls.ended_calls(body, caller, svc), svc)
 
 
 _ROUTES = {

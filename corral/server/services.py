@@ -60,6 +60,8 @@ class RequestLimits:
     # How large one of those may be, and how many may come at once from an address to an endpoint.
     public_body_bytes: int = 4 << 20
     public_bodies: int = 8
+    # How much is read of what the runs of a group were given and measured, to compare them.
+    group_chars: int = 64 << 20
 
 
 @dataclass

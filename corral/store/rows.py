@@ -9,7 +9,14 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 from corral.domain.artifacts import Artifact, ArtifactFile, Blob, NamedObject, Segment
 from corral.domain.audit import AuditEntry
 from corral.domain.calls import CallRecord, Chunk
-from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, ServingVersion
+from corral.domain.endpoints import (
+    Endpoint,
+    EndpointVersion,
+    Instance,
+    PoolParams,
+    ServingVersion,
+    VersionSummary,
+)
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.installation import Installation
@@ -98,6 +105,7 @@ SERVING = RecordKind(ServingVersion)
 SUBMISSION = RecordKind(Submission)
 TOKEN = RecordKind(Token)
 VERSION = RecordKind(EndpointVersion)
+VERSION_SUMMARY = RecordKind(VersionSummary)
 VOLUME = RecordKind(VolumeRecord)
 VOLUME_VERSION = RecordKind(VolumeVersion)
 WEBHOOK = RecordKind(Webhook)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 from pydantic import JsonValue as Json
 
 from corral.wire.base import Answer, AnswerPage, DigestText, JsonMap, Strict, known_only
+
+MAX_META_BYTES = 1 << 20
 
 
 class VerifyAnswer(Answer):
@@ -38,6 +41,16 @@ class ManifestRequest(Strict):
     step: int | None = Field(None, ge=0, lt=2**62)
     metric: float | None = None
     meta: JsonMap = Field(default_factory=dict, max_length=256)
+
+    @field_validator("meta")
+    @classmethod
+    def _meta_is_not_large(cls, value: dict[str, Json]) -> dict[str, Json]:
+        size = len(json.dumps(value, ensure_ascii=False).encode())
+        if size > MAX_META_BYTES:
+            raise ValueError(
+                f"has {size} bytes as JSON, {MAX_META_BYTES} at most are kept; put it into a file"
+            )
+        return value
 
 
 class ArtifactView(Answer):

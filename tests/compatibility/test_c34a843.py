@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.live_server import new_host, serve
 
 COMMIT = "c34a843"
 ROOT = Path(__file__).parents[2]
@@ -78,6 +79,21 @@ found = {
     "quadruple": corral.function("kept.quadruple").remote(3),
     "many": list(corral.function("kept.double").map(range(5))),
 }
+print(json.dumps(found))
+"""
+
+# What a client reads of a list whose pages end early, since their items are large.
+READER = """
+import json, sys
+from corral.client.api import Corral
+
+url, token, run = sys.argv[1:]
+with Corral(url, token) as corral:
+    found = {
+        "logs": [line.text[:2] for line in corral.runs.iter_logs(run)],
+        "tail": [line.text[:2] for line in corral.runs.iter_logs(run, tail=25)],
+        "runs": sum(1 for one in corral.runs.iter()),
+    }
 print(json.dumps(found))
 """
 
@@ -242,6 +258,24 @@ def test_an_old_client_is_served(new: Release, old_source: Path, data: tuple[Pat
     (work / "again.py").write_text(PROGRAM.replace('"kept"', '"again"'))
     old.corral("fn", "deploy", "again.py", cwd=work)
     assert json.loads(old.python("-c", CALLER.replace("kept.", "again.")))["many"] == [0, 2, 4, 6, 8]
+
+
+def test_an_old_client_reads_lists_whose_pages_end_with_their_bytes(old_source: Path, tmp_path: Path) -> None:
+    """ATK-27: it goes on with the `next` of a page that is shorter than it asked for."""
+    texts = [f"{n:02} " + "\x01" * 65_000 for n in range(30)]
+    with serve(tmp_path / "server") as live:
+        lease = new_host(live).run()
+        lines = [{"at": 1.0, "stream": "stdout", "text": text} for text in texts]
+        lease.ok("POST", "events", {"seq": 1, "logs": lines})
+        lease.ok("POST", "finish", {})
+        old = Release(old_source, tmp_path / "home")
+
+        found = json.loads(old.python("-c", READER, live.url, live.operator, lease.run_id, cwd=tmp_path))
+
+        page = live.ok("GET", f"/v1/runs/{lease.run_id}/logs", params={"limit": 1000})
+        assert len(page["items"]) < 30
+    numbers = [text[:2] for text in texts]
+    assert found == {"logs": numbers, "tail": numbers[5:], "runs": 1}
 
 
 def test_an_old_worker_is_given_runs_and_calls(

@@ -475,6 +475,23 @@ def test_a_new_version_serves_only_when_it_is_ready(db: Database) -> None:
     assert states == {1: VersionState.RETIRED, 2: VersionState.SERVING}
 
 
+def test_versions_are_listed_without_their_specs_and_as_many_as_are_asked_for(db: Database) -> None:
+    """ATK-31: all specs of all versions were read for a list of endpoints, and for each deploy."""
+    endpoint = db.write(deployed)
+    for n in range(2, 5):
+        db.write(partial(deployed, digest=str(n) * 64))
+
+    newest = db.read(lambda tx: tx.endpoints.versions(endpoint.id, limit=2))
+
+    assert [(one.version, one.digest[0]) for one in newest] == [(4, "4"), (3, "3")]
+    assert not hasattr(newest[0], "spec")
+    assert len(db.read(lambda tx: tx.endpoints.versions(endpoint.id))) == 4
+    back = db.write(lambda tx: endpoints.rollback(tx, endpoint.id, 3, now=300.0))
+    assert back.current == 3
+    states = {one.version: one.state for one in db.read(lambda tx: tx.endpoints.versions(endpoint.id))}
+    assert (states[1], states[3]) == (VersionState.RETIRED, VersionState.SERVING)
+
+
 def test_a_broken_version_leaves_the_old_one_serving(db: Database) -> None:
     endpoint = db.write(deployed)
     db.write(lambda tx: deployed(tx, digest="2" * 64))

@@ -43,6 +43,9 @@ def test_the_feed_gives_every_event_of_all_runs_once_and_in_order(db: Database) 
     rest, cursor = db.read(lambda tx: tx.events.feed(cursor, 10))
     assert first + rest == events
     assert db.read(lambda tx: tx.events.feed(cursor, 10)) == ([], cursor)
+    # Each event has a cursor of its own, behind which the feed goes on.
+    (one, other, *_) = db.read(lambda tx: tx.events.feed_with_cursors("", 10))
+    assert db.read(lambda tx: tx.events.feed(one[1], 1)) == ([other[0]], other[1])
 
 
 @pytest.mark.parametrize("cursor", ["x", "1", "1.2.3", "-1.0", "1.1 ", "99999999999999999999.1"])

@@ -181,6 +181,23 @@ def test_groups_are_found_by_id_and_name_and_say_what_their_runs_were_given(db: 
     assert json.loads(train or "") == {"lora": {"rank": 8}}
 
 
+def test_what_runs_of_a_group_measured_and_said_is_read_in_portions(db: Database) -> None:
+    """ATK-31: the last words of ten thousand runs, and their metrics, were read at once."""
+    group = Group(new_group_id(), "default", "sweep", 1.0)
+    runs = [a_run(created_at=float(n), group_id=group.id, metrics='{"x": 1}') for n in range(3)]
+    silent = a_run(created_at=1.5, group_id=group.id)
+    failed = a_run(created_at=9.0, group_id=group.id, state=RunState.FAILED, detail="ü" * 3000)
+    db.write(lambda tx: tx.groups.insert(group))
+    insert(db, *runs, silent, failed)
+
+    first = db.read(lambda tx: tx.groups.metrics(group.id, after=None, limit=2))
+    rest = db.read(lambda tx: tx.groups.metrics(group.id, after=(1.0, runs[1].id), limit=2))
+    assert [one.id for one in (*first, *rest)] == [run.id for run in runs]
+    assert rest[0].metrics == '{"x": 1}'
+    (ended,) = db.read(lambda tx: tx.groups.ended(group.id, after="", limit=9))
+    assert (ended.id, ended.detail) == (failed.id, "ü" * 2000)
+
+
 def test_a_filtered_page_goes_on_after_the_last(db: Database) -> None:
     runs = [
         a_run(created_at=float(n), project=f"p{n % 3}", state=[RunState.QUEUED, RunState.HELD][n % 2])

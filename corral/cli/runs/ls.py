@@ -63,7 +63,7 @@ def ls(
     params = differing({run.id: run.params or {} for run in items}) if group else {}
     _show_runs(in_order(items, params) if group else items, params)
     if pages[-1].next is not None:
-        render.note(f"({limit} shown; --all shows the rest)")
+        render.note(f"({len(items)} shown; --all shows the rest)")
     _tell_hidden([page.hidden or 0 for page in pages])
 
 

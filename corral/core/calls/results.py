@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,11 +13,27 @@ from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.ids import CallId
 from corral.ports.clock import Clock
 from corral.store.store import Store
+from corral.store.transaction import Tx
 
 KEEP_BYTES = 16 << 20
 KEEP_CALLS = 10_000
 # How long ended calls are gathered into one answer, for each call that is waited for.
 _GATHER_S = 0.00005
+
+
+# So much of what the store has is read for one answer, and so many calls at a time.
+_READ_BYTES = 4 << 20
+_PORTION = 100
+
+
+def _some_ended(tx: Tx, ids: Sequence[CallId]) -> list[CallRecord]:
+    """Of the calls that have ended as many as one answer takes; the others are asked for again."""
+    found: list[CallRecord] = []
+    for at in range(0, len(ids), _PORTION):
+        found += tx.calls.ended(ids[at : at + _PORTION])
+        if sum(len(call.result or b"") for call in found) >= _READ_BYTES:
+            break
+    return found
 
 
 @dataclass(eq=False)
@@ -91,7 +107,7 @@ class CallResults:
         with self._watch(ids) as watch:
             if found := [call for one in ids if (call := self._recent.get(one)) is not None]:
                 return found
-            if not fresh and (found := await self._store.read(lambda tx: tx.calls.ended(list(ids)))):
+            if not fresh and (found := await self._store.read(lambda tx: _some_ended(tx, list(ids)))):
                 return found
             if wait_s <= 0 or self._closing or not await wait_for(watch.news, wait_s):
                 return []

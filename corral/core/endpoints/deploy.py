@@ -9,7 +9,7 @@ from typing import NamedTuple
 from corral.core.schedules.function_schedules import check as check_schedule
 from corral.core.schedules.function_schedules import keep as keep_schedule
 from corral.core.schedules.function_schedules import of_endpoint
-from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
+from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState, VersionSummary
 from corral.domain.errors import Conflict, NotFound, found
 from corral.domain.ids import ArtifactId, CallId, Digest, EndpointId, RunId, new_endpoint_id
 from corral.store.transaction import Tx
@@ -38,7 +38,8 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
             endpoint = _save(tx, endpoint._replace(scaling=new.scaling, stopped=False))
         # Somebody may have removed the schedule by hand.
         keep_schedule(tx, endpoint, tx.endpoints.version(endpoint.id, endpoint.current), now=now)
-        return endpoint, versions[0]
+        newest = tx.endpoints.version(endpoint.id, versions[0].version)
+        return endpoint, found(newest, f"{new.name} is being removed at this moment")
     number = versions[0].version + 1 if versions else 1
     # A first version has none to take over from, and serves at once.
     first = endpoint.current == 0
@@ -137,7 +138,7 @@ def became_ready(tx: Tx, endpoint_id: EndpointId, number: int, *, now: float) ->
     _take_over(tx, endpoint, version, now=now)
 
 
-def starts_unasked(endpoint: Endpoint, version: EndpointVersion) -> bool:
+def starts_unasked(endpoint: Endpoint, version: VersionSummary | EndpointVersion) -> bool:
     """A new version of a deployed endpoint takes over once it is ready, so it needs an instance. The calls of
     a program name their version: without calls it needs none."""
     return version.state is VersionState.ROLLING and not endpoint.live
@@ -155,19 +156,20 @@ def broke(tx: Tx, endpoint_id: EndpointId, number: int, why: str) -> None:
 def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> Endpoint:
     """Let an earlier version serve again; without `to` the one before the present."""
     endpoint = _locked(tx, endpoint_id)
-    versions = tx.endpoints.versions(endpoint_id)
-    choice = [
-        one
-        for one in versions
-        if (one.version == to if to is not None else one.version < endpoint.current)
-        and one.state is not VersionState.BROKEN
-    ]
-    if not choice:
+    version = _earlier(tx, endpoint, to)
+    if version is None:
         what = f"version {to}" if to is not None else "a version before the present one"
         raise NotFound(f"{endpoint.name} does not have {what} that could serve", hint="See `corral fn show`.")
-    if choice[0].version == endpoint.current:
-        return endpoint
-    return _take_over(tx, endpoint, choice[0], now=now)
+    return endpoint if version.version == endpoint.current else _take_over(tx, endpoint, version, now=now)
+
+
+def _earlier(tx: Tx, endpoint: Endpoint, to: int | None) -> EndpointVersion | None:
+    if to is None:
+        known = tx.endpoints.versions(endpoint.id)
+        whole = (one.version for one in known if one.state is not VersionState.BROKEN)
+        to = next((number for number in whole if number < endpoint.current), None)
+    version = None if to is None else tx.endpoints.version(endpoint.id, to)
+    return None if version is None or version.state is VersionState.BROKEN else version
 
 
 def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> Endpoint:

@@ -9,13 +9,20 @@ from corral.domain.runs.runs import INSTANCE, Run, RunFilter
 from corral.store.transaction import Tx
 
 
-def without_instances(
-    tx: Tx, where: RunFilter, *, after: tuple[float, RunId] | None, limit: int, count_to: int
-) -> tuple[list[Run], int]:
-    """A page without instances, and how many of them, up to `count_to`, would stand among these runs."""
-    runs = tx.runs.page(replace(where, other_kind=INSTANCE), after=after, limit=limit)
+def without_instances(where: RunFilter) -> RunFilter:
+    return replace(where, other_kind=INSTANCE)
+
+
+def hidden_instances(
+    tx: Tx,
+    where: RunFilter,
+    *,
+    after: tuple[float, RunId] | None,
+    oldest: Run | None,
+    count_to: int,
+) -> int:
+    """How many of them, up to `count_to`, would stand on a page that ends with `oldest`; None is the end."""
     hidden = tx.runs.page(replace(where, kind=INSTANCE), after=after, limit=count_to)
-    if len(runs) < limit:
-        return runs, len(hidden)
-    oldest = (runs[-1].created_at, runs[-1].id)
-    return runs, sum((one.created_at, one.id) > oldest for one in hidden)
+    if oldest is None:
+        return len(hidden)
+    return sum((one.created_at, one.id) > (oldest.created_at, oldest.id) for one in hidden)

@@ -215,6 +215,14 @@ class EndedRun(NamedTuple):
     detail: str | None
 
 
+class MeasuredRun(NamedTuple):
+    """A run of a group with the last values of its metrics, as JSON."""
+
+    id: RunId
+    created_at: float
+    metrics: str
+
+
 class GroupRun(NamedTuple):
     """A run of a group: what it was given (`params` and `train` of its spec, as JSON), what it measured."""
 

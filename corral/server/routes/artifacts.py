@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import artifacts as core
 from corral.core import secrets
@@ -19,7 +19,15 @@ from corral.domain.redact import SecretValues
 from corral.domain.tokens import Token
 from corral.server.auth import Anyone, ArtifactPath, Caller, Project, User
 from corral.server.bulk_reads import CallerGone, FileCheck
-from corral.server.pages import Limit, LongLimit, by_time, next_page, parse_time_cursor
+from corral.server.pages import (
+    Limit,
+    LongLimit,
+    by_time,
+    filled,
+    in_portions,
+    json_answer,
+    parse_time_cursor,
+)
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view
@@ -27,6 +35,8 @@ from corral.store.transaction import Tx
 from corral.wire import artifacts as wire
 
 router = APIRouter(prefix="/v1", tags=["artifacts"])
+# How many of a list are read at a time: what is told of an artifact may have 1 MiB.
+_METAS = 16
 FilePath = Annotated[str, Query(max_length=4096)]
 
 
@@ -68,20 +78,25 @@ def _search(svc: Services, values: SecretValues, file: ArtifactFile) -> None:
         secrets.refuse_file(values, file.path, svc.blobs.read(file.digest))
 
 
-@router.get("/artifacts")
+@router.get("/artifacts", response_model=wire.ArtifactPage)
 async def list_artifacts(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
-) -> wire.ArtifactPage:
+) -> Response:
     """Artifacts, the newest first."""
     after = parse_time_cursor(cursor, "a", ArtifactId)
 
-    def unit(tx: Tx) -> wire.ArtifactPage:
+    def unit(tx: Tx) -> bytes:
         names = NameLookup(tx)
-        found = tx.artifacts.page(caller.narrowed(project), after=after, limit=limit)
-        items = [artifact_view(artifact, names) for artifact in found]
-        return wire.ArtifactPage(items=items, next=next_page(found, limit, by_time))
 
-    return await svc.store.read(unit)
+        def read(last: tuple[float, ArtifactId] | None, count: int) -> list[Artifact]:
+            return tx.artifacts.page(caller.narrowed(project), after=last, limit=count)
+
+        rows = in_portions(
+            read, lambda one: (one.created_at, one.id), after=after, limit=limit, portion=_METAS
+        )
+        return filled(rows, limit, lambda one: artifact_view(one, names)).with_next(by_time)
+
+    return json_answer(await svc.store.read(unit))
 
 
 def _seen(tx: Tx, artifact_id: ArtifactId, token: Token) -> Artifact:
@@ -103,21 +118,22 @@ async def get_artifact(artifact_id: ArtifactPath, token: Anyone, svc: Svc) -> wi
     return await svc.store.read(lambda tx: artifact_view(_seen(tx, artifact_id, token), NameLookup(tx)))
 
 
-@router.get("/artifacts/{artifact_id}/files")
+@router.get("/artifacts/{artifact_id}/files", response_model=wire.FilePage)
 async def get_files(
     artifact_id: ArtifactPath, token: Anyone, svc: Svc, after: FilePath = "", limit: LongLimit = 1000
-) -> wire.FilePage:
+) -> Response:
     """A page of the artifact's files, each with its digest and size."""
 
-    def unit(tx: Tx) -> list[ArtifactFile]:
+    def unit(tx: Tx) -> bytes:
         _seen(tx, artifact_id, token)
-        return tx.artifacts.files(artifact_id, after=after, limit=limit)
+        files = tx.artifacts.files(artifact_id, after=after, limit=limit)
+        return filled(files, limit, _file_record).with_next(lambda last: last.path)
 
-    files = await svc.store.read(unit)
-    items = [
-        wire.FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=f.mode) for f in files
-    ]
-    return wire.FilePage(items=items, next=next_page(files, limit, lambda last: last.path))
+    return json_answer(await svc.store.read(unit))
+
+
+def _file_record(file: ArtifactFile) -> wire.FileRecord:
+    return wire.FileRecord.model_construct(path=file.path, sha256=file.digest, size=file.size, mode=file.mode)
 
 
 @router.post("/artifacts/{artifact_id}/verify")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from corral.core.leases.fence import fence
 from corral.core.queue.nowhere import why_nowhere
 from corral.core.storage.blobs import check_of_lease
 from corral.core.wakeups import wait_for
-from corral.domain.calls import CALL_FINAL, CallFilter, CallOptions, CallRecord, CallState, Payload
+from corral.domain.calls import CALL_FINAL, CallFilter, CallOptions, CallRecord, CallState, Chunk, Payload
 from corral.domain.endpoints import Endpoint
 from corral.domain.errors import Forbidden, NotFound
 from corral.domain.ids import CallId, HostId, LeaseId, is_id
@@ -27,7 +27,16 @@ from corral.domain.leases import LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.tokens import Token
 from corral.server.auth import Caller, OwnLease, User
-from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
+from corral.server.pages import (
+    PAGE_BYTES,
+    Limit,
+    by_time,
+    filled,
+    in_portions,
+    json_answer,
+    parse_time_cursor,
+    within_bytes,
+)
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
@@ -41,6 +50,12 @@ WaitSeconds = Annotated[float, Query(ge=0, le=60)]
 ChunkNumber = Annotated[int, Query(ge=0, lt=2**62)]
 Gone = Callable[[], Awaitable[bool]]
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
+# How many are read at a time: arguments, result and error of a call may have 160 KiB, a chunk 64.
+_PORTION = 64
+# Results of so many bytes are rendered on the event loop; more would hold other calls up.
+_RENDERED_AT_ONCE = 256 << 10
+# Clients of before take one page of a thousand calls for all: their errors fit, as long as they may be.
+_LIST_BYTES = 8 * PAGE_BYTES
 # Fields that a `CallView` has from the record as they are.
 _SAME_IN_VIEW = (
     *("id", "project", "function", "state", "priority", "attempt", "lost", "key", "version", "created_at"),
@@ -51,13 +66,21 @@ _SAME_IN_VIEW = (
 @router.post("/calls", status_code=202, response_model=wire.CallsAnswer)
 async def make_calls(body: wire.CallsRequest, caller: User, svc: Svc) -> Response:
     """Accept calls, all or none, durably. With `wait_s`, the answer comes when all have ended."""
-    text = as_json(await accept(body, caller, svc), svc)
+    text = await as_json(await accept(body, caller, svc), svc)
     return Response(text, status_code=202, media_type="application/json")
 
 
-def as_json(calls: Iterable[CallRecord], svc: Services) -> str:
+async def as_json(calls: Sequence[CallRecord], svc: Services) -> str:
     """A `CallsAnswer`, without a model of each call: there may be thousands a second."""
-    return _dumps({"calls": [_table(call, svc) for call in calls]})
+
+    def rendered() -> str:
+        return f'{{"calls":[{",".join(_dumps(_table(call, svc)) for call in calls)}]}}'
+
+    return await svc.in_thread(rendered) if sum(map(_carried, calls)) > _RENDERED_AT_ONCE else rendered()
+
+
+def _carried(call: CallRecord) -> int:
+    return len(call.result or b"") + len(call.error or "")
 
 
 async def accept(
@@ -120,15 +143,16 @@ def _new_calls(body: wire.CallsRequest, caller: Caller) -> tuple[list[CallRecord
 @router.post("/calls/collect", response_model=wire.CallsAnswer)
 async def collect(body: wire.CollectRequest, caller: User, svc: Svc) -> Response:
     """The calls that have ended, with their results; with `wait_s` as soon as there is one."""
-    return Response(as_json(await ended_calls(body, caller, svc), svc), media_type="application/json")
+    return json_answer(await as_json(await ended_calls(body, caller, svc), svc))
 
 
 async def ended_calls(body: wire.CollectRequest, caller: Caller, svc: Services) -> list[CallRecord]:
+    """As many as one answer takes; whoever waits for more asks again."""
     found = await svc.results.wait_any([CallId(one) for one in body.ids], body.wait_s, fresh=False)
-    return [call for call in found if caller.sees(call.project)]
+    return list(within_bytes((call for call in found if caller.sees(call.project)), _carried))
 
 
-@router.get("/calls")
+@router.get("/calls", response_model=wire.CallPage)
 async def list_calls(
     caller: User,
     svc: Svc,
@@ -138,22 +162,28 @@ async def list_calls(
     function: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
-) -> wire.CallPage:
+) -> Response:
     """Newest first, without arguments and results. `dead` are calls that failed or expired."""
     within = caller.narrowed(project) or None
     after = parse_time_cursor(cursor, "c", CallId)
     dead = state == "dead"
 
-    def unit(tx: Tx) -> wire.CallPage:
+    def unit(tx: Tx) -> bytes:
         found = None if endpoint is None else tx.endpoints.by_name(within or "default", endpoint)
         if endpoint is not None and found is None:
             raise NotFound(f"there is no endpoint {endpoint!r}", hint="List them with `corral fn ls`.")
         endpoint_id = found.id if found else None
         where = CallFilter(within, endpoint_id, None if dead else state, function, dead or None)
-        page = tx.calls.page(where, after=after, limit=limit)
-        return wire.CallPage(items=[_view(call, svc) for call in page], next=next_page(page, limit, by_time))
 
-    return await svc.store.read(unit)
+        def read(last: tuple[float, CallId] | None, count: int) -> list[CallRecord]:
+            return tx.calls.page(where, after=last, limit=count)
+
+        rows = in_portions(
+            read, lambda one: (one.created_at, one.id), after=after, limit=limit, portion=_PORTION
+        )
+        return filled(rows, limit, lambda one: _view(one, svc), most_bytes=_LIST_BYTES).with_next(by_time)
+
+    return json_answer(await svc.store.read(unit))
 
 
 @router.get("/calls/{call_id}")
@@ -176,15 +206,25 @@ async def get_call(call_id: str, caller: User, svc: Svc, wait_s: WaitSeconds = 0
     return await svc.store.read(unit)
 
 
-@router.get("/calls/{call_id}/chunks")
+@router.get("/calls/{call_id}/chunks", response_model=wire.ChunkPage)
 async def get_chunks(
     call_id: str, caller: User, svc: Svc, after: ChunkNumber = 0, wait_s: WaitSeconds = 0, limit: Limit = 100
-) -> wire.ChunkPage:
+) -> Response:
     """What a generator gave after number `after`; read on from the last number after any break."""
+    return json_answer((await read_chunks(call_id, caller, svc, after, wait_s, limit)).model_dump_json())
 
+
+async def read_chunks(
+    call_id: str, caller: Caller, svc: Services, after: int, wait_s: float, limit: int = 100
+) -> wire.ChunkPage:
     def unit(tx: Tx) -> wire.ChunkPage:
         call = _find_call(tx, call_id, caller)
-        found = tx.calls.chunks(call.id, after=after, limit=limit)
+
+        def read(last: int | None, count: int) -> list[Chunk]:
+            return tx.calls.chunks(call.id, after=last or 0, limit=count)
+
+        rows = in_portions(read, lambda one: one.n, after=after, limit=limit, portion=_PORTION)
+        found = list(within_bytes(rows, lambda one: len(one.body or b"")))
         last = found[-1].n if found else after
         return wire.ChunkPage(
             chunks=[
@@ -326,7 +366,7 @@ async def nested_calls(key: OwnLease, body: wire.NestedRequest, svc: Svc) -> wir
         case "get":
             return wire.NestedAnswer(call=await get_call(body.id or "", caller, svc, body.wait_s))
         case "chunks":
-            page = await get_chunks(body.id or "", caller, svc, body.after, body.wait_s)
+            page = await read_chunks(body.id or "", caller, svc, body.after, body.wait_s)
             return wire.NestedAnswer(chunks=page.chunks, ended=page.ended, error=page.error)
         case "cancel":
             return wire.NestedAnswer(call=await cancel_call(body.id or "", caller, svc))

@@ -17,13 +17,13 @@ from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import function_schedules
 from corral.core.wakeups import SCALE, wait_for
 from corral.domain.canonical import digest_of
-from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
+from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, TokenId, is_id, is_name
 from corral.domain.tokens import Token
 from corral.server.auth import Caller, User
 from corral.server.new_runs import check_environment, refuse_large_spec
-from corral.server.pages import Limit, next_page, not_a_cursor
+from corral.server.pages import Limit, filled, json_answer, not_a_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.endpoints import (
@@ -38,6 +38,7 @@ from corral.wire.endpoints import (
 from corral.wire.tokens import CreatedToken, EndpointTokenRequest, TokenPage, TokenView
 
 router = APIRouter(prefix="/v1", tags=["functions"])
+_VERSIONS_SHOWN = 1000
 
 
 @router.post("/endpoints", status_code=201)
@@ -105,27 +106,27 @@ async def set_app(project: str, name: str, body: AppRequest, caller: User, svc: 
     return AppAnswer(stopped=stopped)
 
 
-@router.get("/endpoints")
+@router.get("/endpoints", response_model=EndpointPage)
 async def list_endpoints(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 100
-) -> EndpointPage:
+) -> Response:
     """Endpoints, with how many instances each has and how many calls wait."""
     within = caller.narrowed(project) or None
     if cursor is not None and not is_id(cursor, "e"):
         raise not_a_cursor(cursor)
     after = None if cursor is None else EndpointId(cursor)
 
-    def unit(tx: Tx) -> EndpointPage:
+    def unit(tx: Tx) -> bytes:
         found = tx.endpoints.page(within, after=after, limit=limit)
-        items = [_view(tx, endpoint, svc) for endpoint in found]
-        return EndpointPage(items=items, next=next_page(found, limit, lambda last: last.id))
+        page = filled(found, limit, lambda endpoint: _view(tx, endpoint, svc))
+        return page.with_next(lambda last: last.id)
 
-    return await svc.store.read(unit)
+    return json_answer(await svc.store.read(unit))
 
 
 @router.get("/endpoints/{project}/{name}")
 async def get_endpoint(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
-    """One endpoint, with all its versions."""
+    """One endpoint, with its newest thousand versions."""
     return await svc.store.read(lambda tx: _view(tx, find_endpoint(tx, project, name, caller), svc))
 
 
@@ -245,9 +246,9 @@ def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
     svc.calls.endpoints.learn(endpoint)
     counts = dict(tx.calls.counts(endpoint.id))
     instances = tx.endpoints.instances(endpoint.id)
-    versions = tx.endpoints.versions(endpoint.id)
+    versions = tx.endpoints.versions(endpoint.id, limit=_VERSIONS_SHOWN)
     schedule = function_schedules.of_endpoint(tx, endpoint)
-    functions = svc.calls.endpoints.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
+    current, known = endpoint.current, svc.calls.endpoints
     counted = {
         "instances": len(instances),
         "ready": sum(one.ready_at is not None for one in instances),
@@ -260,15 +261,9 @@ def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
             **counted,
             "called_at": core.last_call_at(tx, endpoint),
             "scaling": json.loads(endpoint.scaling),
-            "functions": functions,
+            "functions": known.functions(tx, endpoint.id, current) if current else {},
             "next_at": None if schedule is None or schedule.paused else schedule.next_at,
-            "module": next((_module(one) for one in versions if one.version == endpoint.current), None),
+            "module": known.module(tx, endpoint.id, current) if current else None,
             "versions": [one._asdict() for one in versions],
         }
     )
-
-
-def _module(version: EndpointVersion) -> str | None:
-    """What its instances import; None if their code is a pickle."""
-    entry = (json.loads(version.spec).get("service") or {}).get("entry") or {}
-    return entry.get("module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from corral.core.audit import Author, note
 from corral.core.hosts import enroll as enrol
@@ -19,7 +19,7 @@ from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.ids import HostId
 from corral.server.auth import Caller, EnrolledHost, Joining, Operator, OwnHost, User, origin_of
-from corral.server.pages import Limit, next_page, parse_id_cursor
+from corral.server.pages import Limit, filled, json_answer, parse_id_cursor
 from corral.server.sample_views import host_sample_view
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
@@ -113,20 +113,23 @@ async def report_sample(body: wire.HostSampleReport, host_id: OwnHost, svc: Svc)
     svc.samples.put(host_id, canonical(body.model_dump(exclude_none=True)), svc.clock.now())
 
 
-@router.get("/hosts")
-async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
+@router.get("/hosts", response_model=HostPage)
+async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> Response:
     """Hosts: what they have, whether they are here, and how many of their slots are busy."""
     after = parse_id_cursor(cursor, "h", HostId)
 
-    def unit(tx: Tx) -> HostPage:
+    def unit(tx: Tx) -> bytes:
         busy = dict(tx.hosts.busy())
         hosts = tx.hosts.page(after, limit)
         now = svc.clock.now()
         samples = tx.host_samples.newest([host.id for host in hosts], now=now)
-        items = [_view(tx, host, busy.get(host.id, 0), samples.get(host.id), svc, now) for host in hosts]
-        return HostPage(items=items, next=next_page(hosts, limit, lambda last: last.id))
 
-    return await svc.store.read(unit)
+        def view(host: Host) -> HostView:
+            return _view(tx, host, busy.get(host.id, 0), samples.get(host.id), svc, now)
+
+        return filled(hosts, limit, view).with_next(lambda last: last.id)
+
+    return json_answer(await svc.store.read(unit))
 
 
 @router.get("/hosts/{host_id}")
@@ -135,7 +138,7 @@ async def show_host(host_id: str, caller: User, svc: Svc) -> HostView:
     return await svc.store.read(lambda tx: _detail(tx, find_host(tx, host_id), svc))
 
 
-@router.get("/hosts/{host_id}/samples")
+@router.get("/hosts/{host_id}/samples", response_model=HostSamplePage)
 async def list_samples(
     host_id: str,
     caller: User,
@@ -143,19 +146,19 @@ async def list_samples(
     since: Since = None,
     cursor: Since = None,
     limit: Limit = 1000,
-) -> HostSamplePage:
+) -> Response:
     """How busy a host was, oldest first: a row a minute, of the last day or from `since` on (Unix time)."""
     now = svc.clock.now()
     oldest = max(now - KEPT_S, since or 0.0)
 
-    def unit(tx: Tx) -> HostSamplePage:
+    def unit(tx: Tx) -> bytes:
         host = find_host(tx, host_id)
         after = math.nextafter(oldest, -math.inf) if cursor is None else cursor
         found = tx.host_samples.page(host.id, after=after, now=now, limit=limit)
-        items = [host_sample_view(one, host) for one in found]
-        return HostSamplePage(items=items, next=next_page(found, limit, lambda last: repr(last.at)))
+        page = filled(found, limit, lambda one: host_sample_view(one, host))
+        return page.with_next(lambda last: repr(last.at))
 
-    return await svc.store.read(unit)
+    return json_answer(await svc.store.read(unit))
 
 
 @router.post("/hosts/{host_id}/drain")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
 
 from corral.core import logs
 from corral.core.runs.transitions import read_run
@@ -13,7 +16,7 @@ from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import FINAL
 from corral.server.auth import User, find_run
-from corral.server.pages import LongLimit
+from corral.server.pages import FilledPage, LongLimit, filled, json_answer
 from corral.server.routes.events import EVENTS, PAGE, Follow, StreamPage, event, stream, view_of
 from corral.server.services import Services, Svc
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
@@ -25,10 +28,14 @@ MetricName = Annotated[str | None, Query(max_length=128)]
 
 
 class StreamSlice(NamedTuple):
-    lines: list[logs.StoredLine]
+    page: FilledPage[logs.StoredLine]
     after: logs.Cursor
     # The run was final before the segments were read, so nothing can come behind them.
     ended: bool
+
+    def as_json(self) -> bytes:
+        """A `LogPage` or a `MetricPage`."""
+        return self.page.as_json(next=self.after.render(), ended=self.ended)
 
 
 @router.get("/runs/{run}/logs", response_model=LogPage, responses=EVENTS)
@@ -42,41 +49,42 @@ async def get_logs(
     tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
     follow: Follow = False,
     rank: Annotated[int, Query(ge=0, le=100_000)] = 0,
-) -> LogPage | Response:
+) -> Response:
     """A page of a rank's output; with `follow` a stream that ends with the run."""
     run_id = await svc.store.read(lambda tx: find_run(tx, run, caller))
     start = logs.parse_cursor(cursor)
     if tail is not None:
         start = await _tail_start(svc, run_id, tail, rank)
     if not follow:
-        found = await _slice(svc, run_id, logs.LOG, start, limit, rank)
-        items = [_log_line(line) for line in found.lines]
-        return LogPage(items=items, next=found.after.render(), ended=found.ended)
+        return json_answer((await _slice(svc, run_id, logs.LOG, start, limit, _log_line, rank)).as_json())
     shown: RunView | None = None
 
     async def look() -> StreamPage:
         nonlocal start, shown
-        found = await _slice(svc, run_id, logs.LOG, start, PAGE, rank)
+        found = await _slice(svc, run_id, logs.LOG, start, PAGE, _log_line, rank)
         start = found.after
-        events = [event("log", _log_line(line), line.after.render()) for line in found.lines]
+        events = [event("log", text.decode(), line.after.render()) for line, text in found.page.shown]
         if not found.ended and (view := await view_of(svc, run_id)) != shown:
             shown = view
-            events.insert(0, event("state", view))
-        return StreamPage(events, found.ended)
+            events.insert(0, event("state", view.model_dump_json()))
+        return StreamPage(events, found.ended, found.page.full)
 
     return stream(svc, run_id, request, look)
 
 
-@router.get("/runs/{run}/metrics")
+@router.get("/runs/{run}/metrics", response_model=MetricPage)
 async def get_metrics(
     run: str, caller: User, svc: Svc, cursor: Cursor = None, limit: LongLimit = 1000, name: MetricName = None
-) -> MetricPage:
+) -> Response:
     """A page of metric points, in the order in which they were written."""
     run_id = await svc.store.read(lambda tx: find_run(tx, run, caller))
-    found = await _slice(svc, run_id, logs.METRIC, logs.parse_cursor(cursor), limit)
-    points = [_metric_point(line) for line in found.lines]
-    items = [p for p in points if name in (None, p.name)]
-    return MetricPage(items=items, next=found.after.render(), ended=found.ended)
+
+    def shown(line: logs.StoredLine) -> MetricPoint | None:
+        point = _metric_point(line)
+        return point if name in (None, point.name) else None
+
+    found = await _slice(svc, run_id, logs.METRIC, logs.parse_cursor(cursor), limit, shown)
+    return json_answer(found.as_json())
 
 
 def _log_line(line: logs.StoredLine) -> LogLine:
@@ -106,12 +114,19 @@ async def _segments(svc: Services, run_id: RunId, kind: str, rank: int | None) -
 
 
 async def _slice(
-    svc: Services, run_id: RunId, kind: str, start: logs.Cursor, limit: int, rank: int | None = None
+    svc: Services,
+    run_id: RunId,
+    kind: str,
+    start: logs.Cursor,
+    limit: int,
+    view: Callable[[logs.StoredLine], BaseModel | None],
+    rank: int | None = None,
 ) -> StreamSlice:
     run, segments = await _segments(svc, run_id, kind, rank)
-    lines = await svc.in_thread(lambda: list(logs.read_lines(segments, svc.segments, start, limit=limit)))
-    after = lines[-1].after if lines else max(start, logs.position(segments))
-    return StreamSlice(lines, after, run.state in FINAL and len(lines) < limit)
+    lines = logs.read_lines(segments, svc.segments, start, limit=limit)
+    page = await svc.in_thread(lambda: filled(lines, limit, view))
+    after = max(start, logs.position(segments)) if page.last is None else page.last.after
+    return StreamSlice(page, after, run.state in FINAL and not page.full)
 
 
 async def _tail_start(svc: Services, run_id: RunId, count: int, rank: int) -> logs.Cursor:
@@ -120,7 +135,6 @@ async def _tail_start(svc: Services, run_id: RunId, count: int, rank: int) -> lo
     if count == 0:
         return logs.position(segments)
     start = logs.tail_cursor(segments, count)
-    lines = await svc.in_thread(
-        lambda: [line.after for line in logs.read_lines(segments, svc.segments, start, limit=10_000_000)]
-    )
-    return lines[-count - 1] if len(lines) > count else start
+    lines = logs.read_lines(segments, svc.segments, start, limit=10_000_000)
+    last = await svc.in_thread(lambda: deque((line.after for line in lines), maxlen=count + 1))
+    return last[0] if len(last) > count else start

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import ValidationError
 
 from corral.core import secrets
@@ -23,7 +23,7 @@ from corral.domain.runs.holds import HoldKind, hold_kind
 from corral.domain.runs.states import FINAL
 from corral.server.auth import Operator, User
 from corral.server.new_runs import new_run, refuse_large_spec
-from corral.server.pages import Limit, NameCursor, next_page, parse_name_cursor
+from corral.server.pages import Limit, NameCursor, filled, in_portions, json_answer, parse_name_cursor
 from corral.server.services import Svc
 from corral.store.transaction import Tx
 from corral.wire import manifests as wire
@@ -33,6 +33,8 @@ from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["manifests"])
+# How many of a list are read at a time: each names all its runs, which may be ten thousand.
+_PORTION = 16
 AlsoOptions = Annotated[list[ApplyOptions] | None, Query(max_length=3)]
 
 
@@ -151,19 +153,25 @@ def _change(change: ManifestChange) -> wire.ChangeView:
     return wire.ChangeView.model_construct(**shown)
 
 
-@router.get("/manifests")
-async def list_manifests(
-    caller: User, svc: Svc, cursor: NameCursor = None, limit: Limit = 100
-) -> wire.ManifestPage:
+@router.get("/manifests", response_model=wire.ManifestPage)
+async def list_manifests(caller: User, svc: Svc, cursor: NameCursor = None, limit: Limit = 100) -> Response:
     """Manifests as they were last applied."""
     after = parse_name_cursor(cursor)
 
-    def unit(tx: Tx) -> wire.ManifestPage:
-        found = tx.manifests.page(after, limit)
-        items = [_view(m) for m in found if m.revision and caller.sees(m.project)]
-        return wire.ManifestPage(items=items, next=next_page(found, limit, lambda last: last.key))
+    def view(found: Manifest) -> wire.ManifestView | None:
+        return _view(found) if found.revision and caller.sees(found.project) else None
 
-    return await svc.store.read(unit)
+    def unit(tx: Tx) -> bytes:
+        rows = in_portions(
+            tx.manifests.page,
+            lambda one: (one.project, one.name),
+            after=after,
+            limit=limit,
+            portion=_PORTION,
+        )
+        return filled(rows, limit, view).with_next(lambda last: last.key)
+
+    return json_answer(await svc.store.read(unit))
 
 
 @router.get("/manifests/{project}/{name}")

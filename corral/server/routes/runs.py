@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -12,10 +13,10 @@ from corral.core import secrets
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
 from corral.core.queue.why_gang import gang_notes, gang_summary
 from corral.core.runs.cancel import cancel, check_cancel
-from corral.core.runs.group_results import stored_settings
+from corral.core.runs.group_results import Settings, stored_settings
 from corral.core.runs.groups import with_one_group
 from corral.core.runs.hold import hold, let_go
-from corral.core.runs.listing import without_instances
+from corral.core.runs.listing import hidden_instances, without_instances
 from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.remove import bytes_of, check_remove, remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
@@ -30,7 +31,15 @@ from corral.domain.runs.runs import Run, RunFilter
 from corral.domain.runs.states import FINAL, RunState
 from corral.server.auth import Caller, User, find_run
 from corral.server.new_runs import new_run, refuse_large_spec
-from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
+from corral.server.pages import (
+    Limit,
+    by_time,
+    filled,
+    in_portions,
+    json_answer,
+    next_page,
+    parse_time_cursor,
+)
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
 from corral.store.store import write_together
@@ -40,6 +49,8 @@ from corral.wire.artifacts import ArtifactPage
 from corral.wire.faults import Form
 
 router = APIRouter(prefix="/v1", tags=["runs"])
+# How many of a list are read at a time: the metrics of a run may have 200 KiB, its spec 1 MiB.
+_RUNS, _SPECS = 250, 16
 _LIVE = tuple(state for state in RunState if state not in FINAL)
 _ENDED_BADLY = (RunState.FAILED, RunState.CANCELLED)
 IdBeginning = Annotated[str, Form(r"^[a-z0-9-]{1,14}$", "the beginning of a run's id, as r-3gj5")]
@@ -94,7 +105,7 @@ def _dry_run(tx: Tx, svc: Services, new: NewRun, text: str) -> wire.SubmitAnswer
     return wire.SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
-@router.get("/runs")
+@router.get("/runs", response_model=wire.RunPage)
 async def list_runs(
     caller: User,
     svc: Svc,
@@ -110,7 +121,7 @@ async def list_runs(
     prefix: IdBeginning | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
-) -> wire.RunPage:
+) -> Response:
     """Newest first. `mine` are those that the caller submitted; with `params` each says what it was given.
 
     `instances=false` leaves out the instances of functions, which are runs of kind `service`. `prefix` finds
@@ -118,7 +129,7 @@ async def list_runs(
     """
     if prefix is not None:
         project = caller.narrowed(project)
-        return await svc.store.read(lambda tx: _beginning(tx, prefix, project, limit))
+        return json_answer(await svc.store.read(lambda tx: _beginning(tx, prefix, project, limit)))
     where = RunFilter(
         project=caller.narrowed(project),
         states=tuple(state or ()),
@@ -130,29 +141,41 @@ async def list_runs(
     )
     after = parse_time_cursor(cursor, "r", RunId)
 
-    def unit(tx: Tx) -> wire.RunPage:
-        names = NameLookup(tx)
-        found, hidden = with_one_group(tx, where), None
-        if instances:
-            runs = tx.runs.page(found, after=after, limit=limit)
-        else:
-            runs, hidden = without_instances(tx, found, after=after, limit=limit, count_to=wire.MOST_HIDDEN)
-        items = [run_view(tx, run, names) for run in runs]
-        if params:
-            items = _with_params(tx, items)
-        return wire.RunPage(items=items, next=next_page(runs, limit, by_time), hidden=hidden)
+    def unit(tx: Tx) -> bytes:
+        names, one_group = NameLookup(tx), with_one_group(tx, where)
+        listed = one_group if instances else without_instances(one_group)
 
-    return await svc.store.read(unit)
+        def read(last: tuple[float, RunId] | None, count: int) -> list[Run]:
+            return tx.runs.page(listed, after=last, limit=count)
+
+        def view(row: tuple[Run, Settings | None]) -> wire.RunView:
+            shown = run_view(tx, row[0], names)
+            return shown if row[1] is None else shown.model_copy(update={"params": row[1]})
+
+        runs = in_portions(
+            read, lambda run: (run.created_at, run.id), after=after, limit=limit, portion=_RUNS
+        )
+        rows = _with_params(tx, runs) if params else ((run, None) for run in runs)
+        page = filled(rows, limit, view)
+        hidden = None
+        if not instances:
+            oldest = page.last[0] if page.full and page.last else None
+            hidden = hidden_instances(tx, one_group, after=after, oldest=oldest, count_to=wire.MOST_HIDDEN)
+        return page.with_next(lambda row: by_time(row[0]), hidden=hidden)
+
+    return json_answer(await svc.store.read(unit))
 
 
-def _beginning(tx: Tx, prefix: str, project: str | None, limit: int) -> wire.RunPage:
+def _beginning(tx: Tx, prefix: str, project: str | None, limit: int) -> str:
     names = NameLookup(tx)
-    return wire.RunPage(items=[run_view(tx, run, names) for run in tx.runs.beginning(prefix, project, limit)])
+    items = [run_view(tx, run, names) for run in tx.runs.beginning(prefix, project, limit)]
+    return wire.RunPage(items=items).model_dump_json()
 
 
-def _with_params(tx: Tx, items: list[wire.RunView]) -> list[wire.RunView]:
-    found = tx.runs.settings(RunId(item.id) for item in items)
-    return [item.model_copy(update={"params": stored_settings(*found[RunId(item.id)])}) for item in items]
+def _with_params(tx: Tx, runs: Iterator[Run]) -> Iterator[tuple[Run, Settings]]:
+    while some := list(islice(runs, _SPECS)):
+        found = tx.runs.settings(run.id for run in some)
+        yield from ((run, stored_settings(*found[run.id])) for run in some)
 
 
 @router.post("/runs/cancel")
@@ -273,12 +296,14 @@ def _answered(run: Run, result: wire.ActionResult | Exception) -> wire.ActionRes
     return result
 
 
-@router.get("/runs/{run}")
-async def get_run(run: str, caller: User, svc: Svc) -> wire.RunDetail:
+@router.get("/runs/{run}", response_model=wire.RunDetail)
+async def get_run(run: str, caller: User, svc: Svc) -> Response:
     """One run: its spec, its attempts, how it stands and why it ended."""
-    return await svc.store.read(
-        lambda tx: run_detail(tx, read_run(tx, find_run(tx, run, caller)), now=svc.clock.now())
-    )
+
+    def unit(tx: Tx) -> str:
+        return run_detail(tx, read_run(tx, find_run(tx, run, caller)), now=svc.clock.now()).model_dump_json()
+
+    return json_answer(await svc.store.read(unit))
 
 
 @router.get("/runs/{run}/artifacts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import ValidationError
 
 from corral.core import secrets
@@ -20,7 +20,7 @@ from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.server.auth import Caller, User
 from corral.server.new_runs import new_run, refuse_large_spec
-from corral.server.pages import Limit, next_page, parse_id_cursor
+from corral.server.pages import Limit, filled, in_portions, json_answer, parse_id_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.base import explain
@@ -31,6 +31,8 @@ from corral.wire.spec.submitted import without_instances
 
 router = APIRouter(prefix="/v1", tags=["schedules"])
 _TIMES_SHOWN = 5
+# How many of a list are read at a time: what one submits may have megabytes.
+_PORTION = 8
 # Where the schedule is given by a name that several projects may have.
 InProject = str | None
 
@@ -56,15 +58,21 @@ async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> Schedul
     return await svc.store.write(unit)
 
 
-@router.get("/schedules")
+@router.get("/schedules", response_model=SchedulePage)
 async def list_schedules(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
-) -> SchedulePage:
+) -> Response:
     """All schedules that the caller sees."""
     after = parse_id_cursor(cursor, "s", ScheduleId)
-    found = await svc.store.read(lambda tx: tx.schedules.page(caller.narrowed(project), after, limit))
-    items = [_view(schedule) for schedule in found]
-    return SchedulePage(items=items, next=next_page(found, limit, lambda last: last.id))
+
+    def unit(tx: Tx) -> bytes:
+        def read(last: ScheduleId | None, count: int) -> list[Schedule]:
+            return tx.schedules.page(caller.narrowed(project), last, count)
+
+        rows = in_portions(read, lambda one: one.id, after=after, limit=limit, portion=_PORTION)
+        return filled(rows, limit, _view).with_next(lambda last: last.id)
+
+    return json_answer(await svc.store.read(unit))
 
 
 @router.get("/schedules/{schedule}")

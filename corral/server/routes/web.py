@@ -27,7 +27,7 @@ from corral.server.auth import Caller, WebCaller, origin_of
 from corral.server.bodies.public import spooled
 from corral.server.rate_limits import origin_key
 from corral.server.routes.blobs import keep_all, user_holder
-from corral.server.routes.calls import get_chunks
+from corral.server.routes.calls import read_chunks
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
 from corral.server.web_answers import BadGateway
@@ -210,7 +210,7 @@ _KINDS = {
 
 async def _streamed(call: CallRecord, caller: Caller, svc: Services) -> Response:
     """The first piece decides the status and the media type, so it is waited for."""
-    page = await get_chunks(call.id, caller, svc, 0, WAIT_S, 100)
+    page = await read_chunks(call.id, caller, svc, 0, WAIT_S, 100)
     if not page.chunks:
         seen = await svc.store.read(lambda tx: tx.calls.get(call.id)) or call
         whole = seen.state is CallState.SUCCEEDED and seen.result_format != WEB
@@ -231,7 +231,7 @@ async def _pieces(call: CallRecord, page: ChunkPage, caller: Caller, svc: Servic
             raise BadGateway(f"call {call_id} failed: {page.error.get('type')} {page.error.get('message')}")
         if page.ended:
             return
-        page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
+        page = await read_chunks(call_id, caller, svc, after, 30.0, 100)
 
 
 async def _chunk_bytes(project: str, payload: Payload, svc: Services) -> AsyncIterator[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from corral.core.webhooks.manage import NewWebhook, add, note_change, rotate, set_paused, url_context
 from corral.core.webhooks.notices import MOST_WAITING, make_test, replay, replay_dead
@@ -14,12 +14,14 @@ from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
 from corral.server.auth import Operator
-from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
+from corral.server.pages import Limit, by_time, filled, in_portions, json_answer, parse_time_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire import webhooks as wire
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
+# How many of a list are read at a time: each has the notice that is sent.
+_PORTION = 100
 
 
 @router.post("/webhooks", status_code=201)
@@ -118,7 +120,7 @@ async def test_webhook(webhook: str, caller: Operator, svc: Svc) -> wire.Deliver
     return wire.DeliveryView(**delivered._asdict())
 
 
-@router.get("/webhooks/{webhook}/deliveries")
+@router.get("/webhooks/{webhook}/deliveries", response_model=wire.DeliveryPage)
 async def list_deliveries(
     webhook: str,
     caller: Operator,
@@ -126,16 +128,23 @@ async def list_deliveries(
     state: DeliveryState | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
-) -> wire.DeliveryPage:
+) -> Response:
     """What was and is to be sent, the newest first; what ended is kept for 30 days."""
     after = parse_time_cursor(cursor, "d", DeliveryId)
 
-    def unit(tx: Tx) -> list[Delivery]:
-        return tx.webhooks.deliveries(_find(tx, webhook).id, after=after, limit=limit, state=state)
+    def unit(tx: Tx) -> bytes:
+        hook = _find(tx, webhook)
 
-    found = await svc.store.read(unit)
-    items = [wire.DeliveryView(**delivery._asdict()) for delivery in found]
-    return wire.DeliveryPage(items=items, next=next_page(found, limit, by_time))
+        def read(last: tuple[float, DeliveryId] | None, count: int) -> list[Delivery]:
+            return tx.webhooks.deliveries(hook.id, after=last, limit=count, state=state)
+
+        rows = in_portions(
+            read, lambda one: (one.created_at, one.id), after=after, limit=limit, portion=_PORTION
+        )
+        page = filled(rows, limit, lambda one: wire.DeliveryView(**one._asdict()))
+        return page.with_next(by_time)
+
+    return json_answer(await svc.store.read(unit))
 
 
 @router.get("/webhooks/{webhook}/deliveries/{delivery_id}")

@@ -36,7 +36,8 @@ SELECT <version> FROM endpoint_versions WHERE endpoint_id = :endpoint_id AND ver
 SELECT state, detail FROM endpoint_versions WHERE endpoint_id = :endpoint_id AND version = :version;
 
 -- name: version_all
-SELECT <version> FROM endpoint_versions WHERE endpoint_id = :endpoint_id ORDER BY version DESC;
+SELECT <version_summary> FROM endpoint_versions WHERE endpoint_id = :endpoint_id
+ORDER BY version DESC /*if limit LIMIT :limit */;
 
 -- name: version_save
 UPDATE endpoint_versions SET state = :state, detail = :detail

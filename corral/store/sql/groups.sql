@@ -27,7 +27,7 @@ SELECT state, COUNT(*) FROM runs /*sqlite INDEXED BY runs_in_group */
 WHERE group_id = :group_id AND group_id IS NOT NULL GROUP BY state ORDER BY state;
 
 -- name: group_ended
-SELECT id, state, reason, detail FROM runs
+SELECT id, state, reason, substr(detail, 1, :chars) FROM runs
 WHERE group_id = :group_id AND state IN ('failed', 'cancelled') AND id > :after
 ORDER BY id LIMIT :limit;
 
@@ -40,7 +40,8 @@ WHERE r.group_id = :group_id AND (r.created_at, r.id) > (:after_created_at, :aft
 ORDER BY r.created_at, r.id LIMIT :limit;
 
 -- name: group_metrics
-SELECT id, metrics FROM runs WHERE group_id = :group_id AND metrics <> '{}'
+SELECT id, created_at, metrics FROM runs
+WHERE group_id = :group_id AND metrics <> '{}' AND (created_at, id) > (:after_created_at, :after_id)
 ORDER BY created_at, id LIMIT :limit;
 
 -- name: group_lock

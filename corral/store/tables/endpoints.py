@@ -9,9 +9,10 @@ from corral.domain.endpoints import (
     PoolParams,
     ServingVersion,
     VersionState,
+    VersionSummary,
 )
 from corral.domain.ids import EndpointId, LeaseId, RunId
-from corral.store.rows import ENDPOINT, INSTANCE, POOL, SERVING, VERSION
+from corral.store.rows import ENDPOINT, INSTANCE, POOL, SERVING, VERSION, VERSION_SUMMARY
 from corral.store.table import Table, given
 
 
@@ -59,12 +60,14 @@ class SqlEndpoints(Table):
         row = self._db.one("version_state", {"endpoint_id": endpoint_id, "version": version})
         return None if row is None else (VersionState(row[0]), row[1])
 
-    def versions(self, endpoint_id: EndpointId) -> list[EndpointVersion]:
-        """Newest first."""
-        return self._all(VERSION, "version_all", endpoint_id=endpoint_id)
+    def versions(self, endpoint_id: EndpointId, limit: int | None = None) -> list[VersionSummary]:
+        """Newest first; without a limit all."""
+        return self._all(VERSION_SUMMARY, "version_all", endpoint_id=endpoint_id, **given(limit=limit))
 
-    def save_version(self, version: EndpointVersion) -> None:
-        self._db.put("version_save", VERSION, version)
+    def save_version(self, version: VersionSummary | EndpointVersion) -> None:
+        """Write its state and the message about it."""
+        key = {"endpoint_id": version.endpoint_id, "version": version.version}
+        self._tell("version_save", **key, state=version.state.value, detail=version.detail)
 
     def put_pool(self, pool: PoolParams) -> bool:
         """Keep the parameters of a pool. False, and those it has stay, if it has some already."""

@@ -25,12 +25,14 @@ class SqlEvents(Table):
 
         An event that commits late is never skipped.
         """
+        found = self.feed_with_cursors(after, limit)
+        return [event for event, _ in found], found[-1][1] if found else after
+
+    def feed_with_cursors(self, after: str, limit: int) -> list[tuple[Event, str]]:
+        """Like `feed`, each event with the cursor behind it."""
         xid, seq = _parse_cursor(after) if after else (0, 0)
         rows = self._db.all("event_feed", {"xid": xid, "seq": seq, "limit": limit})
-        if not rows:
-            return [], after
-        *_, last_xid, last_seq = rows[-1]
-        return [EVENT.read(row[:-2]) for row in rows], f"{last_xid}.{last_seq}"
+        return [(EVENT.read(row[:-2]), f"{row[-2]}.{row[-1]}") for row in rows]
 
     def feed_end(self) -> str:
         """A cursor from which `feed` gives what commits from now on."""

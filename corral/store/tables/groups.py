@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 from corral.domain.ids import GroupId, RunId
-from corral.domain.runs.runs import EndedRun, Group, GroupRun
+from corral.domain.runs.runs import EndedRun, Group, GroupRun, MeasuredRun
 from corral.store.rows import GROUP
 from corral.store.table import Table, given
 
 # Groups may share a name; nobody pages through more of them than this.
 MAX_FOUND = 100
+# Failures that begin alike are the same; the rest of what ten thousand runs said is not read.
+DETAIL_CHARS = 2000
 
 
 class SqlGroups(Table):
@@ -52,9 +54,9 @@ class SqlGroups(Table):
         return {row[0]: row[1] for row in self._db.all("group_states", {"group_id": group_id})}
 
     def ended(self, group_id: GroupId, *, after: str, limit: int) -> list[EndedRun]:
-        """Its runs that failed or were cancelled, by id."""
-        rows = self._db.all("group_ended", {"group_id": group_id, "after": after, "limit": limit})
-        return [EndedRun(*row) for row in rows]
+        """Its runs that failed or were cancelled, by id, each with the beginning of its detail."""
+        params = {"group_id": group_id, "after": after, "limit": limit, "chars": DETAIL_CHARS}
+        return [EndedRun(*row) for row in self._db.all("group_ended", params)]
 
     def runs(self, group_id: GroupId, *, after: tuple[float, RunId] | None, limit: int) -> list[GroupRun]:
         """With what they were given and what they measured, the oldest first."""
@@ -62,10 +64,13 @@ class SqlGroups(Table):
         params = {"group_id": group_id, "after_created_at": at, "after_id": last, "limit": limit}
         return [GroupRun(*row) for row in self._db.all("group_runs", params)]
 
-    def metrics(self, group_id: GroupId, limit: int) -> list[tuple[RunId, str]]:
-        """The last metrics of its runs, as JSON."""
-        rows = self._db.all("group_metrics", {"group_id": group_id, "limit": limit})
-        return [(RunId(row[0]), str(row[1])) for row in rows]
+    def metrics(
+        self, group_id: GroupId, *, after: tuple[float, RunId] | None, limit: int
+    ) -> list[MeasuredRun]:
+        """Its runs that measured something, the oldest first."""
+        at, last = after or (-math.inf, "")
+        params = {"group_id": group_id, "after_created_at": at, "after_id": last, "limit": limit}
+        return [MeasuredRun(*row) for row in self._db.all("group_metrics", params)]
 
     def running(self, group_id: GroupId, limit: int) -> int:
         """How many of its runs are with a host, counted up to `limit`."""
