@@ -197,7 +197,7 @@ def test_what_is_refused_without_the_name_is_refused_with_it(declared: HostPolic
         ({"ram": "lots"}, "hosts.big.ram", "is not a size"),
         ({"allow": ["knd:train"]}, "hosts.big.allow[0]", "a pattern is about name, kind"),
         ({"allow": ["kind:"]}, "hosts.big.allow[0]", "names nothing"),
-        ({"slots": "2"}, "hosts.big.slots", "integer"),
+        ({"slots": "2"}, "hosts.big.slots", "a whole number"),
         ({"labels": ["no spaces"]}, "hosts.big.labels[0]", "is not a name"),
     ],
 )
