@@ -232,22 +232,23 @@ def test_a_pod_is_replaced_only_when_it_has_ended(
 ) -> None:
     """DL-D04: with podReplacementPolicy Failed no two pods of an index run at once."""
     script = STUBBORN.format(go=tmp_path / "go")
-    api.post(JOBS, job("run", 1, script, podReplacementPolicy="Failed", backoffLimit=3))
-    old = cluster.wait_for_pods("run", 1)[0]
-    eventually(lambda: "up" in api.http.get(f"{PODS}/{old['metadata']['name']}/log").text, "the pod to print")
+    grace = {"terminationGracePeriodSeconds": 1}
+    api.post(JOBS, job("run", 1, script, podReplacementPolicy="Failed", backoffLimit=3, pod=grace))
+    old = cluster.wait_for_pods("run", 1)[0]["metadata"]
+    eventually(lambda: "up" in api.http.get(f"{PODS}/{old['name']}/log").text, "the pod to print")
+    version = api.get(PODS)["metadata"]["resourceVersion"]
 
-    api.send("DELETE", f"{PODS}/{old['metadata']['name']}")
+    api.send("DELETE", f"{PODS}/{old['name']}")
     status_of(cluster, "run", terminating=1, ready=0)
-    assert len(cluster.pods("run")) == 1
 
-    (tmp_path / "go").touch()
-    eventually(
-        lambda: (
-            [pod["metadata"]["uid"] for pod in cluster.wait_for_pods("run", 1)] != [old["metadata"]["uid"]]
-        ),
-        "another pod",
-    )
-    assert status_of(cluster, "run", terminating=0)["failed"] == 1
+    phases = []
+    with api.watch(PODS, resourceVersion=version) as events:
+        for event in events:
+            if event["object"]["metadata"]["uid"] != old["uid"]:
+                break
+            phases.append(event["object"]["status"]["phase"])
+    assert phases[-1] == "Failed"
+    assert status_of(cluster, "run", terminating=0, active=1)["failed"] == 1
 
 
 def test_by_default_a_pod_is_replaced_while_it_ends(
