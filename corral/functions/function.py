@@ -7,7 +7,11 @@ import copy
 import functools
 import inspect
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Generator as PlainGenerator
+from contextlib import aclosing
+from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from corral.errors import CorralError, FunctionError
@@ -15,7 +19,7 @@ from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
 from corral.functions.calls import Call, noted, read_payload
 from corral.functions.errors import EndpointGone, rebuild
-from corral.functions.interrupt import cancel_calls, interrupted, interrupted_making
+from corral.functions.interrupt import begun, cancel_calls, in_thread, interrupted, interrupted_making
 from corral.functions.map import RemoteMap
 from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
@@ -142,11 +146,8 @@ class Function(Generic[P, R]):
         map: after a crash of the caller the same map with the same name calls only what has no result yet.
         `common` are arguments of every call.
         """
-        if not iterables:
-            raise TypeError("map() needs something to go through")
-        # As zip, but what is given in unequal lengths is a mistake.
-        asks = (self._ask(args, common) for args in zip(*iterables, strict=True))
-        return self._map(asks, resume, window).results(order=order, return_exceptions=return_exceptions)
+        calls = self.mapped(iterables, common, resume=resume, window=window)
+        return calls.results(order=order, return_exceptions=return_exceptions)
 
     @overload
     def starmap(
@@ -190,6 +191,16 @@ class Function(Generic[P, R]):
     def aio(self) -> Aio[P, R]:
         """The same ways, to be awaited."""
         return Aio(self)
+
+    def mapped(
+        self, iterables: tuple[Iterable[Any], ...], common: dict[str, Any], *, resume: str | None, window: int
+    ) -> RemoteMap:
+        """The calls of a map, none of them made yet."""
+        if not iterables:
+            raise TypeError("map() needs something to go through")
+        # As zip, but what is given in unequal lengths is a mistake.
+        asks = (self._ask(args, common) for args in zip(*iterables, strict=True))
+        return self._map(asks, resume, window)
 
     def _map(self, asks: Iterator[OutgoingCall], resume: str | None, window: int) -> RemoteMap:
         name = f"map:{resume or secrets.token_hex(8)}"
@@ -285,10 +296,10 @@ class Generator(Function[P, R]):
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         """What it yields, as it comes. A broken connection is taken up where it was."""
-        (seen,) = self._make([self._ask(args, kwargs)], 0)
-        return self._read(seen.id)
+        return self.read(self.spawn(*args, **kwargs).id)
 
-    def _read(self, call_id: str) -> Iterator[R]:
+    def read(self, call_id: str) -> PlainGenerator[R, None, None]:
+        """What the call yields; who does not read on cancels it."""
         after = 0
         try:
             while True:
@@ -327,7 +338,7 @@ class Aio(Generic[P, R]):
         self._function = function
 
     async def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = await asyncio.to_thread(self._function.spawn, *args, **kwargs)
+        call = await begun(partial(self._function.spawn, *args, **kwargs), attrgetter("id"))
         try:
             return await asyncio.to_thread(call.result)
         except asyncio.CancelledError:
@@ -337,24 +348,30 @@ class Aio(Generic[P, R]):
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         return await asyncio.to_thread(self._function.spawn, *args, **kwargs)
 
-    async def map(self, *iterables: Iterable[Any], **options: Any) -> AsyncIterator[R]:
-        async for item in _in_thread(self._function.map(*iterables, **options)):
-            yield item
+    async def map(
+        self,
+        *iterables: Iterable[Any],
+        order: bool = True,
+        return_exceptions: bool = False,
+        window: int = 1000,
+        resume: str | None = None,
+        **common: Any,
+    ) -> AsyncGenerator[R, None]:
+        """As the `map` of the function. Who leaves the loop, or is cancelled, cancels the calls under way."""
+        make = partial(self._function.mapped, iterables, common, resume=resume, window=window)
+        calls = await asyncio.to_thread(make)
+        results = calls.results(order=order, return_exceptions=return_exceptions)
+        async with aclosing(in_thread(results, calls.stop)) as items:
+            async for item in items:
+                yield item
 
 
 class AioGenerator(Aio[P, R]):
     _function: Generator[P, R]
 
-    async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        source = await asyncio.to_thread(self._function.stream, *args, **kwargs)
-        async for item in _in_thread(source):
-            yield item
-
-
-async def _in_thread(source: Iterator[R]) -> AsyncIterator[R]:
-    end = object()
-    while True:
-        item: Any = await asyncio.to_thread(next, source, end)
-        if item is end:
-            return
-        yield item
+    async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
+        call = await begun(partial(self._function.spawn, *args, **kwargs), attrgetter("id"))
+        source = self._function.read(call.id)
+        async with aclosing(in_thread(source, partial(cancel_calls, [call.id]))) as items:
+            async for item in items:
+                yield item

@@ -1,13 +1,17 @@
-"""Ctrl-C while a program waits for calls: those that only the wait was for are cancelled."""
+"""A wait for calls that is given up, by Ctrl-C or a cancelled task: the calls it was for are cancelled."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from typing import Any, TypeVar
 
 from corral.errors import CorralError
 from corral.functions.backend import EndpointTarget, OutgoingCall, backend
 
+T = TypeVar("T")
 # So many are named; a map may have a thousand.
 _NAMED = 5
 
@@ -45,3 +49,41 @@ def interrupted_making(target: EndpointTarget, asks: Sequence[OutgoingCall]) -> 
         sys.stderr.write(f"corral: whether calls were made is not known: {error.message}\n")
         return
     interrupted([seen.id for seen in made if not seen.ended])
+
+
+async def begun(begin: Callable[[], T], id_of: Callable[[T], str]) -> T:
+    """What was begun in a thread; a call that is made although the task was cancelled is cancelled too."""
+    making = asyncio.ensure_future(asyncio.to_thread(begin))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        # The thread goes on, and only what it has made can be cancelled.
+        await asyncio.wait([making])
+        if making.exception() is None:
+            await asyncio.to_thread(cancel_calls, [id_of(making.result())])
+        raise
+
+
+async def in_thread(source: Generator[T, None, None], stop: Callable[[], object]) -> AsyncGenerator[T, None]:
+    """What the source gives, each waited for in a thread.
+
+    Where the task is cancelled or nobody goes on with it, `stop` ends what the source waits for.
+    """
+    end, at_work = object(), threading.Lock()
+
+    def step() -> Any:
+        with at_work:
+            return next(source, end)
+
+    def leave() -> None:
+        stop()
+        # A thread that still waits inside the source comes back now; a generator that runs cannot be closed.
+        with at_work:
+            source.close()
+
+    try:
+        while (item := await asyncio.to_thread(step)) is not end:
+            yield item
+    except (GeneratorExit, asyncio.CancelledError):
+        await asyncio.to_thread(leave)
+        raise

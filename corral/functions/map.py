@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -29,6 +29,7 @@ class RemoteMap:
     _sent: int = 0
     _open: dict[str, int] = field(default_factory=dict)
     _exhausted: bool = False
+    _stopped: bool = False
     # What is being sent, and has no ids yet.
     _sending: list[OutgoingCall] = field(default_factory=list)
 
@@ -36,7 +37,14 @@ class RemoteMap:
         # A program that ends in the midst of it, as by Ctrl-C between two results, cancels the rest as well.
         weakref.finalize(self, cancel_calls, self._open)
 
-    def results(self, *, order: bool, return_exceptions: bool) -> Iterator[Any]:
+    def stop(self) -> None:
+        """From another thread: the results end, and what is under way is cancelled."""
+        self._stopped = self._exhausted = True
+        cancel_calls(under_way := list(self._open))
+        for call_id in under_way:
+            self._open.pop(call_id, None)
+
+    def results(self, *, order: bool, return_exceptions: bool) -> Generator[Any, None, None]:
         try:
             for seen in self._in_order() if order else (seen for _, seen in self._ended()):
                 yield self._value(seen, return_exceptions=return_exceptions)
@@ -44,6 +52,7 @@ class RemoteMap:
             self._exhausted = True
             interrupted_making(self.target, self._sending)
             interrupted(list(self._open))
+            self._open.clear()
             # Anew, without the frames of the wait.
             raise KeyboardInterrupt from None
         finally:
@@ -72,7 +81,8 @@ class RemoteMap:
     def _ended(self) -> Iterator[tuple[int, CallStatus]]:
         while True:
             yield from self._send()
-            if not self._open:
+            # What was sent while it was stopped is among those that are cancelled at the end.
+            if not self._open or self._stopped:
                 return
             # One request asks for a thousand at most; the oldest are the likeliest to have ended.
             ids = list(islice(self._open, 1000))

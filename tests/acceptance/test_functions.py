@@ -390,7 +390,7 @@ def test_a_result_that_is_not_kept_any_more_says_so(stack: LocalCluster) -> None
     with pytest.raises(corral.CallExpired, match="not kept"):
         corral.Call.from_id(call.id).result()
     with pytest.raises(corral.CallExpired, match="not kept"):
-        list(kit.squares._read(stream.id))
+        list(kit.squares.read(stream.id))
     assert client.calls.get(call.id).state == "succeeded"
 
 
