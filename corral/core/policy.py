@@ -32,6 +32,8 @@ class ServerPolicy:
     preemption: bool = True
     # Models that may be trained, by id or by how it begins (`Qwen/*`); empty is any.
     models: tuple[str, ...] = ()
+    # What a schedule submits, as JSON: it is read each time that the schedule makes it.
+    schedule_bytes: int = 8 << 20
     # A run waits this long for a free host before others are asked to make room for it.
     preempt_after_s: float = 5.0
     # A run that was started again is left alone for this long before it may be asked to make room.

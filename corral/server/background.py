@@ -13,13 +13,16 @@ from corral.core.queue.fair_share import add_usage
 from corral.core.queue.grow import growing
 from corral.core.queue.preemption import Preemptor
 from corral.core.queue.rooms import rooms_in_database
-from corral.core.schedules.fire import count_anew, fire
+from corral.core.runs.submit import SubmitResult
+from corral.core.schedules.fire import about_to_fire, count_anew, fire
+from corral.core.schedules.work import ScheduledWork
 from corral.core.storage.gc import GarbageCollector
 from corral.domain.calls import CallPool
-from corral.domain.ids import LeaseId
+from corral.domain.ids import LeaseId, ScheduleId
 from corral.domain.leases import LeaseState
 from corral.domain.runs.queue import Lane, ReadyRun
-from corral.server.routes.schedules import work_of
+from corral.domain.schedules import Schedule
+from corral.server.routes.schedules import read_ahead, work_of
 from corral.server.services import Services
 from corral.store.transaction import Tx
 
@@ -59,11 +62,17 @@ class Loops:
         for schedule_id in ahead:
             await svc.store.write(partial(count_anew, schedule_id=schedule_id, now=now))
         due = await svc.store.read(lambda tx: tx.schedules.due(now, _SCHEDULES_PAGE))
-        made = partial(fire, work_of=lambda one: work_of(one.spec), now=now, policy=svc.policy)
-        # One that fails keeps no other from its turn.
-        answers = await svc.store.write_each([partial(made, schedule_id=one) for one in due])
+        # One that fails keeps no other from its turn, and only one at a time is held in memory.
+        answers = [answer for one in due for answer in await self._fire(one, now)]
         if failed := [answer for answer in answers if isinstance(answer, Exception)]:
             raise failed[0]
+
+    async def _fire(self, schedule_id: ScheduleId, now: float) -> list[SubmitResult | Exception | None]:
+        svc = self._svc
+        ready = await svc.store.read(partial(about_to_fire, schedule_id=schedule_id, now=now))
+        work = _read_now if ready is None else await read_ahead(ready, svc)
+        unit = partial(fire, schedule_id=schedule_id, work_of=work, now=now, policy=svc.policy)
+        return await svc.store.write_each([unit])
 
     async def reconcile(self) -> None:
         """Save what projects used and how busy hosts are, and look at the queue."""
@@ -131,6 +140,11 @@ class Loops:
                 self._svc.counters.sweep_failures += name == "sweeper"
                 log.exception("the %s loop failed; it goes on", name)
             await asyncio.sleep(every_s)
+
+
+def _read_now(schedule: Schedule) -> ScheduledWork:
+    """For one that was not about to make anything, and in its transaction is."""
+    return work_of(schedule.spec)
 
 
 def _is_live(tx: Tx, lease_id: LeaseId) -> bool:

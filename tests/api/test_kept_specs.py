@@ -57,9 +57,7 @@ def test_a_schedule_that_is_stored_makes_no_instance_either(live: LiveServer) ->
 
     def put(tx: Tx) -> None:
         (found,) = tx.schedules.find(name, None, 2)
-        known = tx.schedules.get(found)
-        assert known is not None
-        tx.schedules.save(known._replace(spec=old))
+        tx.schedules.put_spec(found, old)
 
     live.write(put)
     answer = live.call("POST", f"/v1/schedules/{name}/run", {"request_id": fresh()})

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from support.live_server import Json, LiveServer, error_of, fresh, named
 from support.waiting import eventually
+
+from corral.core.schedules.work import ScheduledRuns
+from corral.server.routes.schedules import read_ahead
 
 
 def body(name: str, *, project: str = "default", schedule: Json | None = None, **spec: Any) -> Json:
@@ -18,6 +24,11 @@ def body(name: str, *, project: str = "default", schedule: Json | None = None, *
 def runs(live: LiveServer, name: str) -> list[Json]:
     items: list[Json] = live.ok("GET", "/v1/runs", params={"schedule": name})["items"]
     return items
+
+
+def skipped(live: LiveServer, name: str) -> list[Json]:
+    listed: list[Json] = live.ok("GET", "/v1/schedules", params={"limit": 1000})["items"]
+    return [one for one in listed if one["name"] == name and one["skipped"]]
 
 
 def test_the_servers_loop_makes_the_run_when_its_time_comes(live: LiveServer) -> None:
@@ -38,6 +49,52 @@ def test_the_servers_loop_makes_the_run_when_its_time_comes(live: LiveServer) ->
     assert (shown["fired"], shown["last_run"]) == (1, run["id"])
     assert shown["runs"][0]["argv"] == ["true"]
     assert run["schedule_id"] == shown["id"]
+
+
+def test_a_schedule_whose_run_has_not_ended_is_skipped_unread(live: LiveServer) -> None:
+    """ATK-29: what it makes was parsed each time, in the transaction that all writes wait for."""
+    name = named("nightly")
+    made = live.ok("POST", "/v1/schedules", body(name))
+    (before,) = live.ok("POST", f"/v1/schedules/{name}/run", {"request_id": fresh()})["ids"]
+    live.write(lambda tx: tx.schedules.put_spec(made["id"], "what nobody can read"))
+
+    live.clock.ahead_s = made["next_at"] - time.time() + 5
+    try:
+        (shown,) = eventually(lambda: skipped(live, name), "the time to be skipped")
+    finally:
+        live.clock.ahead_s = 0.0
+    assert shown["problem"] == f"{before} of the time before had not ended"
+    live.ok("DELETE", f"/v1/schedules/{name}")
+    live.ok("POST", f"/v1/runs/{before}/cancel", {})
+
+
+def test_a_schedule_that_would_make_too_much_is_refused(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATK-29: all of it is read each time."""
+    monkeypatch.setattr(live.services, "policy", replace(live.services.policy, schedule_bytes=5000))
+    small = body(named("nightly"), params={"a": "x" * 1000})
+    live.ok("POST", "/v1/schedules", small)
+    large = {**small, "runs": small["runs"] * 5}
+    refused = error_of(live.call("POST", "/v1/schedules", large), 413, "too_large")
+    assert "bytes as JSON, 5000 at most are taken" in refused.message
+    live.ok("DELETE", f"/v1/schedules/{small['name']}")
+
+
+def test_what_a_schedule_makes_is_read_before_its_transaction(live: LiveServer) -> None:
+    """ATK-29: and again only if it was replaced meanwhile."""
+    name = named("nightly")
+    made = live.ok("POST", "/v1/schedules", body(name))
+    schedule = live.write(lambda tx: tx.schedules.get(made["id"]))
+    assert schedule is not None
+    assert live.loop is not None
+    work = asyncio.run_coroutine_threadsafe(read_ahead(schedule, live.services), live.loop).result(30)
+
+    assert work(schedule) is work(schedule)
+    other = work(schedule._replace(spec=schedule.spec.replace(name, "other")))
+    assert isinstance(other, ScheduledRuns)
+    assert other.runs[0].run.name == "other"
+    live.ok("DELETE", f"/v1/schedules/{name}")
 
 
 def deploying(name: str, **schedule: Any) -> Json:

@@ -422,6 +422,50 @@ def test_a_name_is_taken_once_and_replaced_when_asked(clock: Clockwork) -> None:
     assert (done.id, done.fired, done.next_at) == (first, 1, NOON + DAY + 16 * 3600)
 
 
+def test_what_a_schedule_makes_is_looked_at_only_where_it_is_made(clock: Clockwork) -> None:
+    """ATK-29: five specs of 1 MiB were parsed in the transaction each time, also where it was skipped."""
+    nightly = clock.add()
+    looked: list[str] = []
+
+    def fire() -> Schedule:
+        def look(schedule: Schedule) -> ScheduledRuns:
+            looked.append(schedule.name)
+            return clock.order(schedule)
+
+        now = clock.now
+        clock.db.write(lambda tx: schedules.fire(tx, nightly, look, now=now, policy=POLICY))
+        return clock.get(nightly)
+
+    def about_to() -> bool:
+        return clock.db.read(lambda tx: schedules.about_to_fire(tx, nightly, now=clock.now)) is not None
+
+    assert (about_to(), fire().fired, looked) == (False, 0, [])
+    clock.now = NOON + DAY
+    assert (about_to(), fire().fired, looked) == (True, 1, ["nightly"])
+    # The run of the time before has not ended.
+    clock.now += DAY
+    assert (about_to(), fire().skipped, looked) == (False, 1, ["nightly"])
+    clock.end_all()
+    # The clock was set back, and this time has come before.
+    clock.now = NOON - 1
+    clock.db.write(lambda tx: schedules.count_anew(tx, nightly, now=clock.now))
+    clock.now = NOON + DAY
+    assert (about_to(), fire().fired, looked) == (False, 1, ["nightly"])
+    clock.now += DAY
+    assert (about_to(), fire().fired, looked) == (True, 2, ["nightly"] * 2)
+
+
+def test_what_a_schedule_makes_is_written_when_it_is_replaced_and_not_when_it_fires(clock: Clockwork) -> None:
+    """ATK-29: each of its times wrote all of it anew."""
+    nightly = clock.add(spec='{"runs": []}')
+    changed = clock.get(nightly)._replace(spec="other", fired=7)
+    clock.db.write(lambda tx: tx.schedules.save(changed))
+    assert (clock.get(nightly).spec, clock.get(nightly).fired) == ('{"runs": []}', 7)
+    other = clock.get(nightly)._replace(id=new_schedule_id(), spec='{"runs": [1]}')
+    clock.db.write(lambda tx: manage.replace(tx, other, clock.order(other), by=by(clock.now)))
+    assert clock.get(nightly).spec == '{"runs": [1]}'
+
+
 def test_a_group_is_made_with_its_limit(clock: Clockwork) -> None:
     nightly = clock.add()
     clock.now = NOON + DAY

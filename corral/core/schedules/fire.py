@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from corral.core.audit import Author, note
 from corral.core.policy import ServerPolicy
 from corral.core.runs.submit import SubmitResult
 from corral.core.schedules.cron import latest_cron, next_cron, next_period
-from corral.core.schedules.work import SubmitKey, WorkOf
+from corral.core.schedules.work import ScheduledWork, SubmitKey, WorkOf, was_submitted
 from corral.domain.errors import CorralError, StoreUnavailable, found
-from corral.domain.ids import ScheduleId
+from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedules import BY_SCHEDULE, MissedTimes, Overlap, Schedule
 from corral.store.transaction import Tx
 
@@ -16,36 +19,74 @@ from corral.store.transaction import Tx
 MISSED_AFTER_S = 60.0
 
 
-def fire(
-    tx: Tx, schedule_id: ScheduleId, work_of: WorkOf, *, now: float, policy: ServerPolicy
-) -> SubmitResult | None:
-    """If its time has come: make the run and move on to the next time, in this one transaction."""
-    schedule = tx.schedules.lock(schedule_id)
+class DueTime(NamedTuple):
+    """A time of a schedule that has come. The latest, `at`, stands for all since `first`."""
+
+    first: float
+    at: float
+    ask: SubmitKey
+
+
+def due_time(schedule: Schedule | None, now: float) -> DueTime | None:
     if schedule is None or schedule.paused or schedule.next_at is None or schedule.next_at > now:
         return None
     first, at = schedule.next_at, _latest(schedule, schedule.next_at, now)
-    schedule = counted(schedule, now)
     # Named by its time: whatever happens, there is one submission for it.
     principal, prefix = name_of_time(schedule)
-    ask = SubmitKey(principal, f"{prefix}{at:.0f}")
+    return DueTime(first, at, SubmitKey(principal, f"{prefix}{at:.0f}"))
+
+
+def about_to_fire(tx: Tx, schedule_id: ScheduleId, *, now: float) -> Schedule | None:
+    """The schedule, if its time has come and none of its runs keeps it from making what it makes."""
+    schedule = tx.schedules.get(schedule_id)
+    due = due_time(schedule, now)
+    if schedule is None or due is None or was_submitted(tx, due.ask) or _overlapping(tx, schedule):
+        return None
+    return schedule
+
+
+def fire(
+    tx: Tx, schedule_id: ScheduleId, work_of: WorkOf, *, now: float, policy: ServerPolicy
+) -> SubmitResult | None:
+    """If its time has come: make the run and move on to the next time, in this one transaction.
+
+    What it makes may be megabytes, and is looked at last.
+    """
+    schedule = tx.schedules.lock(schedule_id)
+    due = due_time(schedule, now)
+    if schedule is None or due is None:
+        return None
+    schedule = counted(schedule, now)
+    if was_submitted(tx, due.ask):
+        tx.schedules.save(schedule)
+        return None
+    if overlapping := _overlapping(tx, schedule):
+        _skip(tx, schedule, _not_ended(overlapping))
+        return None
     try:
         order = work_of(schedule)
     except CorralError as error:
         _skip(tx, schedule, error.message[:2000])
         return None
-    if order.was_made(tx, ask):
+    return _fire(tx, schedule, order, due, now=now, policy=policy)
+
+
+def _fire(
+    tx: Tx, schedule: Schedule, order: ScheduledWork, due: DueTime, *, now: float, policy: ServerPolicy
+) -> SubmitResult | None:
+    if order.was_made(tx, due.ask):
         # The clock was set back, and this time has come before.
         tx.schedules.save(schedule)
         return None
-    if now - first > MISSED_AFTER_S and schedule.missed is MissedTimes.SKIP:
+    if now - due.first > MISSED_AFTER_S and schedule.missed is MissedTimes.SKIP:
         _skip(tx, schedule, "its time passed while the server was away")
         return None
     unfinished = order.unfinished(tx, schedule)
     if unfinished and schedule.overlap is Overlap.SKIP:
-        _skip(tx, schedule, f"{unfinished[0]} of the time before had not ended")
+        _skip(tx, schedule, _not_ended(unfinished))
         return None
     try:
-        done = order.make(tx, schedule, ask, now=now)
+        done = order.make(tx, schedule, due.ask, now=now)
     except StoreUnavailable:
         raise
     except CorralError as error:
@@ -55,9 +96,18 @@ def fire(
     if schedule.overlap is Overlap.CANCEL:
         order.cancel(tx, schedule, unfinished, now=now, policy=policy)
     tx.schedules.save(
-        schedule._replace(last_at=at, last_run=done.ids[0], fired=schedule.fired + 1, problem=None)
+        schedule._replace(last_at=due.at, last_run=done.ids[0], fired=schedule.fired + 1, problem=None)
     )
     return done
+
+
+def _overlapping(tx: Tx, schedule: Schedule) -> Sequence[RunId]:
+    """Its runs that keep it from making more; a schedule of calls has none."""
+    return tx.schedules.unfinished(schedule.id, 1) if schedule.overlap is Overlap.SKIP else ()
+
+
+def _not_ended(made: Sequence[RunId]) -> str:
+    return f"{made[0]} of the time before had not ended"
 
 
 def run_now(tx: Tx, schedule_id: ScheduleId, work_of: WorkOf, *, request_id: str, by: Author) -> SubmitResult:

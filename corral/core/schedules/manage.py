@@ -41,6 +41,7 @@ def replace(tx: Tx, schedule: Schedule, order: ScheduledWork, *, by: Author) -> 
     if (old.cron, old.every_s, old.timezone) != (new.cron, new.every_s, new.timezone):
         new = counted(new._replace(next_at=None), by.now)
     tx.schedules.save(new)
+    tx.schedules.put_spec(new.id, new.spec)
     order.keep(tx, new.id)
     note_change(tx, "schedule.replace", new, by)
     return new

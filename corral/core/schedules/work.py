@@ -25,6 +25,11 @@ class SubmitKey(NamedTuple):
     request_id: str
 
 
+def was_submitted(tx: Tx, ask: SubmitKey) -> bool:
+    """Whether runs were made under this key."""
+    return tx.runs.submission(ask.principal, ask.request_id) is not None
+
+
 class ScheduledWork(Protocol):
     """What a schedule makes at each of its times: runs, or a call of a function."""
 
@@ -71,7 +76,7 @@ class ScheduledRuns(NamedTuple):
         tx.artifacts.use(RunId(schedule_id), dict.fromkeys(used))
 
     def was_made(self, tx: Tx, ask: SubmitKey) -> bool:
-        return tx.runs.submission(ask.principal, ask.request_id) is not None
+        return was_submitted(tx, ask)
 
     def make(self, tx: Tx, schedule: Schedule, ask: SubmitKey, *, now: float) -> SubmitResult:
         return submit(

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from corral.core import secrets
 from corral.core.audit import Author
+from corral.core.policy import ServerPolicy
 from corral.core.runs.model_policy import refuse_models
 from corral.core.schedules import manage
 from corral.core.schedules.fire import following, run_now
 from corral.core.schedules.function_schedules import CallOrder
-from corral.core.schedules.work import ScheduledRuns, ScheduledWork
-from corral.domain.errors import SPEC_HINT, Ambiguous, NotFound
+from corral.core.schedules.work import ScheduledRuns, ScheduledWork, WorkOf
+from corral.domain.errors import SPEC_HINT, Ambiguous, NotFound, TooLarge
 from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.server.auth import Caller, User
@@ -41,12 +42,7 @@ InProject = str | None
 async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> ScheduleView:
     """Make the runs again and again, at the schedule's times."""
     caller.check_one_project([spec.project for spec in body.runs], of="schedule")
-    stored = body.model_dump_json(include={"runs", "group", "max_running"})
-    order = work_of(stored)
-    runs = [new_run(spec) for spec in body.runs]
-    for run in runs:
-        refuse_large_spec(run.run.name, run.spec)
-    refuse_models(runs, svc.policy.models)
+    stored, order = await svc.in_thread(lambda: _new_schedule(body, svc.policy))
     put = manage.replace if body.replace else manage.add
 
     def unit(tx: Tx) -> ScheduleView:
@@ -56,6 +52,22 @@ async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> Schedul
         return _view(put(tx, made, order, by=by))
 
     return await svc.store.write(unit)
+
+
+def _new_schedule(body: ScheduleRequest, policy: ServerPolicy) -> tuple[str, ScheduledRuns]:
+    """What is stored of it, and what it makes; TooLarge if that is more than is read again and again."""
+    runs = [new_run(spec) for spec in body.runs]
+    for run in runs:
+        refuse_large_spec(run.run.name, run.spec)
+    refuse_models(runs, policy.models)
+    stored = body.model_dump_json(include={"runs", "group", "max_running"})
+    size = len(stored.encode())
+    if size > policy.schedule_bytes:
+        raise TooLarge(
+            f"the runs of {body.name} have {size} bytes as JSON, {policy.schedule_bytes} at most are taken",
+            hint="Put what is large into a file of the code, or make several schedules.",
+        )
+    return stored, ScheduledRuns(runs, body.group, body.max_running)
 
 
 @router.get("/schedules", response_model=SchedulePage)
@@ -75,19 +87,23 @@ async def list_schedules(
     return json_answer(await svc.store.read(unit))
 
 
-@router.get("/schedules/{schedule}")
-async def get_schedule(schedule: str, caller: User, svc: Svc, project: InProject = None) -> ScheduleDetail:
+@router.get("/schedules/{schedule}", response_model=ScheduleDetail)
+async def get_schedule(schedule: str, caller: User, svc: Svc, project: InProject = None) -> Response:
     """One schedule by its id or name, with what it submits and its next times."""
-    found = await svc.store.read(lambda tx: _find(tx, schedule, project, caller))
-    stored = json.loads(found.spec)
-    return ScheduleDetail(
-        **_view(found).model_dump(),
-        runs=stored.get("runs", []),
-        function=stored["call"]["function"] if "call" in stored else None,
-        group=stored.get("group"),
-        max_running=stored.get("max_running"),
-        times=_times(found),
-    )
+
+    def unit(tx: Tx) -> str:
+        found = _find(tx, schedule, project, caller)
+        stored = json.loads(found.spec)
+        return ScheduleDetail(
+            **_view(found).model_dump(),
+            runs=stored.get("runs", []),
+            function=stored["call"]["function"] if "call" in stored else None,
+            group=stored.get("group"),
+            max_running=stored.get("max_running"),
+            times=_times(found),
+        ).model_dump_json()
+
+    return json_answer(await svc.store.read(unit))
 
 
 @router.post("/schedules/{schedule}/pause")
@@ -107,13 +123,10 @@ async def run_schedule_now(
     schedule: str, body: RunNowRequest, caller: User, svc: Svc, project: InProject = None
 ) -> SubmitAnswer:
     """Make its runs now, beside its times."""
-
-    def unit(tx: Tx) -> SubmitAnswer:
-        found, by = _find(tx, schedule, project, caller), caller.by(svc.clock)
-        done = run_now(tx, found.id, lambda one: work_of(one.spec), request_id=body.request_id, by=by)
-        return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
-
-    return await svc.store.write(unit)
+    found = await svc.store.read(lambda tx: _find(tx, schedule, project, caller))
+    work, by = await read_ahead(found, svc), caller.by(svc.clock)
+    done = await svc.store.write(lambda tx: run_now(tx, found.id, work, request_id=body.request_id, by=by))
+    return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
 
 
 @router.delete("/schedules/{schedule}")
@@ -140,6 +153,30 @@ def work_of(stored: str) -> ScheduledWork:
         # Stored by another version of Corral.
         raise explain(RunSpec, error, what="what the schedule submits", hint=SPEC_HINT) from None
     return ScheduledRuns([new_run(spec) for spec in specs], table.get("group"), table.get("max_running"))
+
+
+async def read_ahead(schedule: Schedule, svc: Services) -> WorkOf:
+    """What the schedule makes, read before the transaction that needs it, and in a thread.
+
+    There it is read again only if the schedule was replaced meanwhile.
+    """
+
+    def read() -> ScheduledWork | Exception:
+        try:
+            return work_of(schedule.spec)
+        except Exception as error:  # noqa: BLE001 - raised in the transaction, which is this schedule's own
+            return error
+
+    known = await svc.in_thread(read)
+
+    def work(one: Schedule) -> ScheduledWork:
+        if one.spec != schedule.spec:
+            return work_of(one.spec)
+        if isinstance(known, Exception):
+            raise known
+        return known
+
+    return work
 
 
 def _find(tx: Tx, text: str, project: str | None, caller: Caller) -> Schedule:

@@ -25,10 +25,13 @@ ORDER BY id LIMIT :limit;
 
 -- name: schedule_save
 UPDATE schedules SET
-    spec = :spec, cron = :cron, every_s = :every_s, timezone = :timezone, missed = :missed,
+    cron = :cron, every_s = :every_s, timezone = :timezone, missed = :missed,
     overlap = :overlap, paused = :paused, next_at = :next_at, last_at = :last_at, last_run = :last_run,
     fired = :fired, skipped = :skipped, problem = :problem, counted_at = :counted_at
 WHERE id = :id;
+
+-- name: schedule_put_spec
+UPDATE schedules SET spec = :spec WHERE id = :id;
 
 -- name: schedule_page
 SELECT <schedule> FROM schedules WHERE id > :after /*if project AND project = :project */

@@ -23,7 +23,11 @@ class SqlSchedules(Table):
         return self._one(SCHEDULE, "schedule_by_name", project=project, name=name)
 
     def save(self, schedule: Schedule) -> None:
+        """Write every column that may change after insert but the spec, which is large and rarely changes."""
         self._db.put("schedule_save", SCHEDULE, schedule)
+
+    def put_spec(self, schedule_id: ScheduleId, spec: str) -> None:
+        self._tell("schedule_put_spec", id=schedule_id, spec=spec)
 
     def find(self, text: str, project: str | None, limit: int) -> list[ScheduleId]:
         """Schedules with this id or name."""
