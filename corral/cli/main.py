@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from corral.cli.display.visible import visible
+from corral.cli.help_words import in_words
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.errors import WHOLE
 from corral.version import __version__
@@ -132,10 +133,10 @@ def _load(command: _Command) -> Any:
     if command.function is None:
         loaded: Any = get_command(module.app)
         loaded.name = command.name
-        return loaded
+        return in_words(loaded)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(command.name, context_settings=command.settings)(getattr(module, command.function))
-    return get_command(alone)
+    return in_words(get_command(alone))
 
 
 app = typer.Typer(

@@ -11,6 +11,8 @@ from corral.functions.pickle_names import pickle_as
 from corral.functions.program import names_of
 
 _SHORTEST_PERIOD_S = 10.0
+# A number is bytes; whoever writes less than a mebibyte means another unit.
+_LEAST_MEMORY = 1 << 20
 
 
 def seconds(value: float | str, what: str) -> float:
@@ -148,6 +150,8 @@ class FunctionResources:
     system: tuple[str, ...] = ()
 
     def table(self) -> dict[str, Any]:
+        if isinstance(self.memory, int) and 0 < self.memory < _LEAST_MEMORY:
+            raise ValueError(f'memory is {self.memory} bytes; write a size as "{self.memory}GiB"')
         found = {
             "min_ram": self.memory,
             "min_cores": self.cores,

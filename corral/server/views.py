@@ -44,7 +44,8 @@ class NameLookup:
 
     def host(self, host_id: HostId | None) -> str | None:
         host = self._hosts(host_id) if host_id else None
-        return host.name if host else None
+        # One that was removed has no name any more.
+        return host.name if host else host_id
 
     def group(self, run: Run) -> str | None:
         group = self._groups(run.group_id) if run.group_id else None

@@ -192,10 +192,26 @@ def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[B
     return model
 
 
+# Words that other tools have for a key of ours.
+_OTHER_WORDS = {
+    **dict.fromkeys(("memory", "ram", "mem", "min_memory", "memory_gb"), "min_ram"),
+    **dict.fromkeys(("cpu", "cpus", "cores", "num_cpus", "min_cpus", "vcpus"), "min_cores"),
+    **dict.fromkeys(("gpu_count", "num_gpus", "n_gpus", "gpus_per_node"), "gpus"),
+    **dict.fromkeys(("vram", "gpu_memory", "gpu_ram", "gpu_mem"), "min_vram"),
+    **dict.fromkeys(("disk", "storage", "disk_size"), "min_disk"),
+    **dict.fromkeys(("command", "cmd", "args", "run", "entrypoint"), "argv"),
+    **dict.fromkeys(("environ", "env_vars", "environment_variables", "envs"), "env"),
+    **dict.fromkeys(("timeout", "time_limit", "max_time", "walltime"), "wall_limit"),
+}
+
+
 def _unknown(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """What a key may be that is not known there."""
     at, key = _model_at(model, location), str(location[-1])
     belongs = at.elsewhere(key) if issubclass(at, Strict) else ""
+    meant = _OTHER_WORDS.get(key.lower())
+    if not belongs and meant in at.model_fields:
+        return f"{UNKNOWN_KEY}; did you mean `{meant}`?"
     return UNKNOWN_KEY + (belongs or did_you_mean(key, at.model_fields, 0.5))
 
 

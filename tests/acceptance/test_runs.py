@@ -171,6 +171,14 @@ def test_a_run_that_no_host_can_take_is_told_of_at_once(corral: Installation, tm
     corral.ok("cancel", again.stdout.strip(), detached.stdout.strip())
 
 
+def test_the_logs_of_an_endpoint_that_is_not_there_are_refused(corral: Installation) -> None:
+    """HOUR3-16: it had `no instance yet`, and `-f` waited for ever."""
+    done = corral("fn", "logs", "nope")
+
+    assert done.returncode == 1
+    assert "no endpoint" in done.stderr
+
+
 def test_a_run_is_held_released_and_removed(corral: Installation, tmp_path: Path) -> None:
     (run,) = submit(corral, tmp_path, 'argv = ["true"]\nresources.hosts = ["nobody"]\n')
 

@@ -13,6 +13,9 @@ import pytest
 from pydantic_core._pydantic_core import list_all_errors
 from support import forked
 
+from corral.cli.functions.calls import _why
+from corral.cli.runs.run import _refuse_bare_file
+from corral.cli.runs.why import show_placements
 from corral.client.corral import Corral
 from corral.client.runs import Runs
 from corral.client.submit.run_file import parse
@@ -20,8 +23,9 @@ from corral.domain.errors import SPEC_HINT, InvalidInput
 from corral.domain.runs.states import RunState
 from corral.settings import read_settings
 from corral.wire.base import validated
+from corral.wire.calls import CallView
 from corral.wire.faults import in_words
-from corral.wire.runs import RunSelection
+from corral.wire.runs import Placement, RunSelection
 from corral.wire.tokens import TokenRequest
 
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
@@ -166,3 +170,78 @@ def test_a_run_file_is_told_all_that_is_wrong_with_it_at_once(tmp_path: Path) ->
         assert f"\n  {place} " in told, told
     assert "--data" in told
     assert "(whole)" not in told
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('memory = "3GB"', "resources.memory` is not a known key; did you mean `min_ram`?"),
+        ("cpus = 4", "resources.cpus` is not a known key; did you mean `min_cores`?"),
+        ("gpu_count = 1", "resources.gpu_count` is not a known key; did you mean `gpus`?"),
+        ("min_ram = 8", 'resources.min_ram` is 8 bytes; write a size as "8GiB"'),
+    ],
+)
+def test_words_and_units_of_other_tools_are_told_as_ours(line: str, said: str) -> None:
+    """HOUR3-14."""
+    with pytest.raises(InvalidInput) as caught:
+        parse(f'argv = ["true"]\n[resources]\n{line}\n', what="run.toml")
+
+    assert said in caught.value.message
+
+
+def test_help_says_what_an_option_takes_in_words(tmp_path: Path) -> None:
+    """HOUR3-18: `<list[str]>` is a word of Python's."""
+    for command in (("requeue",), ("run",), ("fn", "run")):
+        shown = corral(*command, "--help", home=tmp_path).stdout
+        assert "list[" not in shown
+        assert "<str>" not in shown
+
+
+def test_every_reason_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """HOUR3-15: reasons were parted by the sign that some of them hold."""
+    show_placements(
+        [Placement(host="tower", host_id="h-1", eligible=False, reasons=["set aside; it broke", "away"])]
+    )
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines == [["tower", "no", "set", "aside;", "it", "broke"], ["away"]]
+
+
+def test_a_file_that_lies_here_is_not_run_by_its_bare_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HOUR3-19: the run was made, and failed on its host."""
+    (tmp_path / "fit.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(InvalidInput, match=r"fit\.py lies in") as caught:
+        _refuse_bare_file("fit.py", Path.cwd())
+
+    assert caught.value.hint == "Say `corral run -- python3 fit.py`."
+    _refuse_bare_file("./fit.py", Path.cwd())
+    _refuse_bare_file("python3", Path.cwd())
+
+
+def test_a_method_is_called_with_the_parameters_of_its_class(tmp_path: Path) -> None:
+    """HOUR3-16."""
+    (tmp_path / "demo.py").write_text(
+        'import corral\napp = corral.App("demo")\n\n@app.cls()\nclass Acc:\n'
+        "    start: int = corral.parameter()\n\n    @corral.method()\n"
+        "    def add(self, x):\n        return self.start + x\n"
+    )
+    place = f"{tmp_path / 'demo.py'}::Acc.add"
+
+    done = corral("fn", "run", place, "--local", "-a", "2", "--param", "start=40", home=tmp_path / "home")
+    wrong = corral("fn", "run", place, "--local", "-a", "2", "--param", "40", home=tmp_path / "home")
+
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+    assert (wrong.returncode, "--param 40 is not NAME=VALUE" in wrong.stderr) == (1, True)
+
+
+def test_the_error_of_a_call_is_one_line_in_a_list() -> None:
+    """HOUR3-16."""
+    error = {"type": "ValueError", "message": "one\n  two"}
+    call = CallView(
+        id="c-1", project="p", endpoint="e", function="f", state="failed", created_at=0.0, error=error
+    )
+    assert _why(call) == "ValueError: one two"

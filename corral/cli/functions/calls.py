@@ -10,6 +10,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group
+from corral.client.corral import Corral
 from corral.domain.errors import InvalidInput
 from corral.durations import format_duration
 from corral.wire.calls import CallView
@@ -57,7 +58,8 @@ def list_calls(
 def _why(call: CallView) -> str | None:
     if call.error is None:
         return None
-    return f"{call.error.get('type')}: {str(call.error.get('message', ''))[:60]}"
+    message = " ".join(str(call.error.get("message", "")).split())
+    return f"{call.error.get('type')}: {message[:60]}"
 
 
 @app.command("show")
@@ -117,6 +119,15 @@ def logs(call: CallArgument, as_json: AsJson = False) -> None:
                 render.pass_on(line.text, err=line.stream != "stdout")
 
 
+def _stopped(corral: Corral, call: CallView, told: set[str]) -> set[str]:
+    """The call's endpoint if it is stopped, said once: what is queued there waits until it is started."""
+    name = call.endpoint
+    if name in told or not corral.endpoints.get(call.project, name).stopped:
+        return set()
+    render.note(f"note: {name} is stopped; `corral fn scale {name}` starts it again")
+    return {name}
+
+
 @app.command("retry")
 def retry(
     calls: Annotated[
@@ -141,8 +152,11 @@ def retry(
         if dead:
             found = corral.calls.page(state="dead", endpoint=endpoint, limit=1000).items
             given = [call.id for call in found if not call.forgotten]
+        stopped: set[str] = set()
         for call in given:
-            render.say(f"{corral.calls.retry(call).id}: queued")
+            again = corral.calls.retry(call)
+            render.say(f"{again.id}: queued")
+            stopped |= _stopped(corral, again, stopped)
         if not given:
             render.say("no dead calls")
 

@@ -155,6 +155,7 @@ def logs(
 ) -> None:
     """Print what the instances of an endpoint said last."""
     with connect() as corral:
+        corral.endpoints.get(read_settings().project, name)
         watch = EndpointWatch(corral, read_settings().project, tail=tail)
         if not watch.instances(name) and not follow:
             raise NotFound(f"{name} has had no instance yet", hint="Call it once.")

@@ -30,6 +30,7 @@ _FIRST_OUTPUT_S = 1.0
 _MORE_OUTPUT_S = 0.5
 # A caller that waits longer than this is told what for.
 _PATIENCE_S = 3.0
+_PARAM_HINT = "Parameters are of a class: `corral fn run demo.py::Model.predict --param size=13`."
 PREPARING_WORDS = "building"
 
 
@@ -43,6 +44,10 @@ def run_function(
     arg: Annotated[
         list[str] | None, typer.Option("--arg", "-a", help="A value, or NAME=VALUE; JSON or text.")
     ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", "-p", help="NAME=VALUE of the class, for `demo.py::Model.predict`; repeat."),
+    ] = None,
     here: Annotated[
         bool, typer.Option("--local", help="Run it in this process instead of on the fleet.")
     ] = False,
@@ -50,8 +55,9 @@ def run_function(
 ) -> None:
     """Call one function, of a file or of an endpoint, and print what it returns."""
     args, kwargs = _arguments(arg or [])
+    params = _params(param or [])
     if here:
-        found: Any = _own(file)
+        found: Any = _own(file, params)
         _check_arguments(found, args, kwargs)
         value = found(*args, **kwargs)
         if inspect.iscoroutine(value):
@@ -60,7 +66,7 @@ def run_function(
         return
     with connect() as corral:
         backends.set_backend(backend_of(corral))
-        handle: Any = _own(file) if ".py" in file else _deployed_one(file)
+        handle: Any = _own(file, params) if ".py" in file else _deployed_one(file, params)
         _check_arguments(handle, args, kwargs)
         if isinstance(handle, Generator):
             for item in handle.stream(*args, **kwargs):
@@ -73,6 +79,7 @@ def run_function(
             value = call.result()
         except KeyboardInterrupt:
             call.cancel()
+            render.note(f"corral: call {call.id} is cancelled")
             raise
         except Exception as error:  # noqa: BLE001 - what the function raised is shown, whatever it is
             _show_output(call)
@@ -105,25 +112,34 @@ def _show_output(call: Call[Any]) -> None:
         time.sleep(0.05)
 
 
-def _own(file: str) -> Function[..., Any]:
-    """A function of a file, or a method of a class with the parameters that are its defaults."""
+def _params(given: list[str]) -> dict[str, Any]:
+    args, params = _arguments(given)
+    if args:
+        raise InvalidInput(f"--param {args[0]!r} is not NAME=VALUE", hint=_PARAM_HINT)
+    return params
+
+
+def _own(file: str, params: dict[str, Any]) -> Function[..., Any]:
+    """A function of a file, or a method of a class with these parameters; the others are its defaults."""
     _, member = load_app(file)
     method = file.partition("::")[2].partition(".")[2]
     if member is None or (member.is_class and not method):
         raise InvalidInput("name one function: `corral fn run demo.py::embed`, or `demo.py::Model.predict`")
+    if params and not member.is_class:
+        raise InvalidInput(f"{member.name} is no class, and has no parameters", hint=_PARAM_HINT)
     if member.is_class:
         try:
-            found: Function[..., Any] = getattr(member.target(), method)
+            found: Function[..., Any] = getattr(member.target(**params), method)
         except TypeError as error:
-            raise InvalidInput(str(error), hint="Call it from a program, with its parameters.") from None
+            raise InvalidInput(str(error), hint="Give its parameters as `--param NAME=VALUE`.") from None
         return found
     kind = Generator if next(iter(member.callees.values())).kind == "generator" else Function
     return kind(member, getattr(member.target, "local", member.target))
 
 
-def _deployed_one(name: str) -> Function[..., Any]:
+def _deployed_one(name: str, params: dict[str, Any]) -> Function[..., Any]:
     try:
-        return lookup(name)
+        return lookup(name, **params)
     except FunctionError as error:
         raise NotFound(
             str(error), hint="Name an endpoint, or a function of a file: `demo.py::embed`."

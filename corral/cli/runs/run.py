@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,7 @@ def run(
         raise InvalidInput(
             "the command is empty", hint="Name a program after `--`; an unset variable may stand there."
         )
+    _refuse_bare_file(command[0], Path.cwd() / (code or "."))
     settings = read_settings()
     if code is None and not no_code:
         code = _code_of(command, Path.cwd(), quiet=quiet)
@@ -99,6 +101,17 @@ def _replicas(text: str) -> int | dict[str, int]:
             fields=[FieldError("--replicas", "is neither a number nor MIN:MAX")],
         )
     return {"min": int(least), "max": int(most)} if colon else int(least)
+
+
+def _refuse_bare_file(program: str, folder: Path) -> None:
+    """A program's bare name is looked for on the PATH, where a file of the folder is not."""
+    if "/" in program or shutil.which(program) or not (folder / program).is_file():
+        return
+    how = f"python3 {program}" if program.endswith(".py") else f"./{program}"
+    raise InvalidInput(
+        f"{program} lies in {printable(str(folder))}, but a program's bare name is looked for on the PATH",
+        hint=f"Say `corral run -- {how}`.",
+    )
 
 
 def _code_of(command: Sequence[str], folder: Path, *, quiet: bool) -> str | None:

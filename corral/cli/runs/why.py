@@ -47,7 +47,11 @@ def _named(hosts: Sequence[str]) -> str:
 
 
 def show_placements(hosts: Sequence[Placement]) -> None:
-    rows = [(host.host, _place(host), "; ".join([*host.reasons, *host.waits]) or host.note) for host in hosts]
+    rows = []
+    for host in hosts:
+        # One below the other: a reason may hold any sign that would part them.
+        first, *others = [*host.reasons, *host.waits] or [host.note]
+        rows += [(host.host, _place(host), first), *(("", "", reason) for reason in others)]
     empty = "no host is enrolled; `corral up --detach` starts a worker here"
     render.show_table(("HOST", "ELIGIBLE", "WHY"), rows, empty=empty)
 

@@ -203,7 +203,8 @@ def summary(
             return f"held: it waits for a place; {group}"
         return f"held: {run.hold_reason or 'not ready'}{left}"
     if run.state is not RunState.QUEUED:
-        return f"the run is {run.state} on {run.last_host}"
+        name = next((one.host.name for one in hosts if one.host.id == run.last_host), run.last_host)
+        return f"the run is {run.state} on {name}"
     if not hosts:
         return "queued: no host has ever joined; start one with `corral up`"
     eligible = [s for s in hosts if s.eligible]

@@ -292,6 +292,16 @@ class RunFile(_RunFields):
         near = models.near(value)
         raise ValueError(f"is no model of Corral's{f'; did you mean `{near}`?' if near else ''}")
 
+    @field_validator("resources")
+    @classmethod
+    def _sizes_are_not_meant_in_gib(cls, value: Resources) -> Resources:
+        """A bare number is bytes, and nobody asks for a few. A spec that is stored already stays as it is."""
+        for name in ("min_ram", "min_vram", "min_disk"):
+            size = getattr(value, name)
+            if size is not None and 0 < size < _LEAST_SIZE:
+                raise _at(name, f'is {size} bytes; write a size as "{size}GiB"')
+        return value
+
     @field_validator("kind")
     @classmethod
     def _not_an_instance(cls, value: str) -> str:
@@ -371,6 +381,9 @@ class RunFile(_RunFields):
         if empty := sorted(key for key, values in value.items() if not values):
             raise ValueError(f"has no values for {', '.join(empty)}")
         return value
+
+
+_LEAST_SIZE = 1 << 20
 
 
 def _at(place: str, message: str) -> ValidationError:
