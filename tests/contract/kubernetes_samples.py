@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,12 @@ JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PODS = "/api/v1/namespaces/default/pods"
 SECRETS = "/api/v1/namespaces/default/secrets"
 Json = dict[str, Any]
+# Ranks wait for a file, so that a test decides when each ends.
+WAITS = 'f="$FOLDER/$JOB_COMPLETION_INDEX"; while [ ! -e "$f" ]; do sleep 0.02; done; exit $(cat "$f")'
+# Deaf to SIGTERM until a file is there.
+STUBBORN = (
+    'trap "while [ ! -e {go} ]; do sleep 0.02; done; exit 1" TERM; echo up; while :; do sleep 0.02; done'
+)
 
 
 def container(script: str = "true", **fields: Any) -> Json:
@@ -54,6 +61,22 @@ def pod(name: str, script: str = "true", *, main: Json | None = None, **fields: 
 
 def secret(name: str, **data: str) -> Json:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
+
+
+def waiting_job(name: str, ranks: int, ends: Path, **spec: Any) -> Json:
+    return job(name, ranks, WAITS, main={"env": [{"name": "FOLDER", "value": str(ends)}]}, **spec)
+
+
+def end(ends: Path, rank: int, code: int = 0) -> None:
+    part = ends / f".{rank}"
+    part.write_text(str(code))
+    part.rename(ends / str(rank))
+
+
+def reasons(found: Json) -> dict[str, str]:
+    """The reason of each condition that holds."""
+    conditions = found["status"].get("conditions", ())
+    return {one["type"]: one["reason"] for one in conditions if one["status"] == "True"}
 
 
 class RawClient:

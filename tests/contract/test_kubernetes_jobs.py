@@ -5,22 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.kubernetes_server import KubernetesCluster, NodeShape
 from support.kubernetes_server.objects import is_true
 from support.waiting import eventually
 
-from contract.kubernetes_samples import JOBS, PODS, Json, RawClient, job
+from contract.kubernetes_samples import JOBS, PODS, STUBBORN, Json, RawClient, end, job, reasons, waiting_job
 
 IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-# Ranks wait for a file, so that a test decides when each ends.
-WAITS = 'f="$FOLDER/$JOB_COMPLETION_INDEX"; while [ ! -e "$f" ]; do sleep 0.02; done; exit $(cat "$f")'
-# Deaf to SIGTERM until a file is there.
-STUBBORN = (
-    'trap "while [ ! -e {go} ]; do sleep 0.02; done; exit 1" TERM; echo up; while :; do sleep 0.02; done'
-)
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +42,6 @@ def _leave_nothing(cluster: KubernetesCluster, api: RawClient) -> Iterator[None]
 def ends(tmp_path: Path) -> Path:
     """Where a rank finds the exit code that it shall end with."""
     return tmp_path
-
-
-def waiting_job(name: str, ranks: int, ends: Path, **spec: Any) -> Json:
-    return job(name, ranks, WAITS, main={"env": [{"name": "FOLDER", "value": str(ends)}]}, **spec)
-
-
-def end(ends: Path, rank: int, code: int = 0) -> None:
-    part = ends / f".{rank}"
-    part.write_text(str(code))
-    part.rename(ends / str(rank))
-
-
-def reasons(found: Json) -> dict[str, str]:
-    """The reason of each condition that holds."""
-    conditions = found["status"].get("conditions", ())
-    return {one["type"]: one["reason"] for one in conditions if one["status"] == "True"}
 
 
 def status_of(cluster: KubernetesCluster, name: str, **wanted: object) -> Json:
