@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from support.kubernetes_server import KubernetesCluster
+from support.waiting import eventually
 
 IMAGE = "corral/worker:test"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
@@ -18,10 +19,10 @@ PODS = "/api/v1/namespaces/default/pods"
 SECRETS = "/api/v1/namespaces/default/secrets"
 Json = dict[str, Any]
 # Ranks wait for a file, so that a test decides when each ends.
-WAITS = 'f="$FOLDER/$JOB_COMPLETION_INDEX"; while [ ! -e "$f" ]; do sleep 0.02; done; exit $(cat "$f")'
+WAITS = 'f="$FOLDER/$JOB_COMPLETION_INDEX"; while [ ! -e "$f" ]; do sleep 0.05; done; exit $(cat "$f")'
 # Deaf to SIGTERM until a file is there.
 STUBBORN = (
-    'trap "while [ ! -e {go} ]; do sleep 0.02; done; exit 1" TERM; echo up; while :; do sleep 0.02; done'
+    'trap "while [ ! -e {go} ]; do sleep 0.05; done; exit 1" TERM; echo up; while :; do sleep 0.05; done'
 )
 
 
@@ -77,6 +78,14 @@ def reasons(found: Json) -> dict[str, str]:
     """The reason of each condition that holds."""
     conditions = found["status"].get("conditions", ())
     return {one["type"]: one["reason"] for one in conditions if one["status"] == "True"}
+
+
+def status_of(cluster: KubernetesCluster, name: str, **wanted: object) -> Json:
+    def look() -> Json | None:
+        status: Json = cluster.job(name).get("status", {})
+        return status if all(status.get(key) == value for key, value in wanted.items()) else None
+
+    return eventually(look, lambda: f"{wanted}; it is {cluster.job(name).get('status')}")
 
 
 class RawClient:

@@ -11,7 +11,18 @@ from support.kubernetes_server import KubernetesCluster, NodeShape
 from support.kubernetes_server.objects import is_true
 from support.waiting import eventually
 
-from contract.kubernetes_samples import JOBS, PODS, STUBBORN, Json, RawClient, end, job, reasons, waiting_job
+from contract.kubernetes_samples import (
+    JOBS,
+    PODS,
+    STUBBORN,
+    Json,
+    RawClient,
+    end,
+    job,
+    reasons,
+    status_of,
+    waiting_job,
+)
 
 IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
 
@@ -42,14 +53,6 @@ def _leave_nothing(cluster: KubernetesCluster, api: RawClient) -> Iterator[None]
 def ends(tmp_path: Path) -> Path:
     """Where a rank finds the exit code that it shall end with."""
     return tmp_path
-
-
-def status_of(cluster: KubernetesCluster, name: str, **wanted: object) -> Json:
-    def look() -> Json | None:
-        status: Json = cluster.job(name).get("status", {})
-        return status if all(status.get(key) == value for key, value in wanted.items()) else None
-
-    return eventually(look, lambda: f"{wanted}; it is {cluster.job(name).get('status')}")
 
 
 def test_a_job_completes_with_its_indexes_compressed(
@@ -147,6 +150,14 @@ def test_a_backoff_limit_allows_so_many_failures(cluster: KubernetesCluster, api
 
     assert (reasons(done)["Failed"], done["status"]["failed"]) == ("BackoffLimitExceeded", 3)
     assert len(cluster.pods("run")) == 3
+
+
+def test_where_containers_restart_their_restarts_count(cluster: KubernetesCluster, api: RawClient) -> None:
+    api.post(JOBS, job("run", 1, "exit 3", backoffLimit=2, pod={"restartPolicy": "OnFailure"}))
+
+    done = cluster.wait_for_condition("run", "Failed")
+
+    assert (reasons(done)["Failed"], done["status"]["failed"]) == ("BackoffLimitExceeded", 1)
 
 
 def test_an_exit_code_can_end_the_job(cluster: KubernetesCluster, api: RawClient, ends: Path) -> None:
@@ -252,6 +263,7 @@ def test_a_success_policy_ends_the_job_early(cluster: KubernetesCluster, api: Ra
     done = cluster.wait_for_condition("run", "Complete")
     assert reasons(done) == {"SuccessCriteriaMet": "SuccessPolicy", "Complete": "SuccessPolicy"}
     assert (done["status"]["completedIndexes"], done["status"]["terminating"]) == ("1", 0)
+    assert "failed" not in done["status"]
 
 
 def test_a_suspended_job_has_no_pods_until_it_is_resumed(
@@ -309,6 +321,19 @@ def test_an_elastic_job_grows_and_shrinks(cluster: KubernetesCluster, api: RawCl
     ] == ["0"]
     end(ends, 0)
     assert cluster.wait_for_condition("run", "Complete")["status"]["completedIndexes"] == "0"
+
+
+def test_a_job_that_shrinks_to_what_is_done_is_complete(
+    cluster: KubernetesCluster, api: RawClient, ends: Path
+) -> None:
+    api.post(JOBS, waiting_job("run", 2, ends))
+    cluster.wait_for_pods("run", 2)
+    end(ends, 0)
+    status_of(cluster, "run", completedIndexes="0", active=1)
+
+    api.patch(f"{JOBS}/run", {"spec": {"completions": 1, "parallelism": 1}})
+
+    assert "failed" not in cluster.wait_for_condition("run", "Complete")["status"]
 
 
 def test_a_deadline_ends_the_job(cluster: KubernetesCluster, api: RawClient) -> None:

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from contract.kubernetes_samples import JOBS, PODS, SECRETS, Json, RawClient, job, pod, secret
 
-FOREVER = 'trap "" TERM; echo up; while :; do sleep 0.02; done'
+FOREVER = 'trap "" TERM; echo up; while :; do sleep 0.05; done'
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 TOLERATES = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
@@ -287,7 +287,7 @@ def test_a_container_that_may_restart_does(api: RawClient, tmp_path: Path) -> No
 
 def test_logs_can_be_cut_and_followed(api: RawClient, tmp_path: Path) -> None:
     """DL-D30."""
-    script = f"echo a; echo b; echo c; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo d"
+    script = f"echo a; echo b; echo c; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo d"
     api.post(PODS, pod("talks", script))
     eventually(lambda: log(api, "talks") == "a\nb\nc\n", "three lines")
 

@@ -90,7 +90,7 @@ INVALID = [
     ("spec.selector", {"matchLabels": {"a": "b"}}, "spec.selector", "FieldValueInvalid"),
     ("spec.podReplacementPolicy", "Never", "spec.podReplacementPolicy", "FieldValueNotSupported"),
     ("spec.managedBy", "kueue", "spec.managedBy", "FieldValueInvalid"),
-    (f"{POD}.restartPolicy", "Always", f"{POD}.restartPolicy", "FieldValueNotSupported"),
+    (f"{POD}.restartPolicy", "Always", f"{POD}.restartPolicy", "FieldValueRequired"),
     (f"{POD}.restartPolicy", "Sometimes", f"{POD}.restartPolicy", "FieldValueNotSupported"),
     (f"{POD}.containers", [], f"{POD}.containers", "FieldValueRequired"),
     (f"{POD}.containers", [container(), container()], f"{POD}.containers[1].name", "FieldValueDuplicate"),
@@ -318,13 +318,14 @@ def test_what_a_job_is_cannot_be_changed(api: RawClient) -> None:
     for spec in wrong:
         code, status = api.patch(path, {"spec": spec})
         assert (code, status["reason"]) == (422, "Invalid"), spec
-        assert "field is immutable" in status["message"]
+        assert "field is immutable" in status["message"] or "in tandem with" in status["message"]
 
     right: list[Json] = [
         {"parallelism": 1},
         {"activeDeadlineSeconds": 60},
         {"completions": 5, "parallelism": 5},
         {"template": {"spec": {"nodeSelector": {"pool": "a"}}}},
+        {"template": {"spec": {"affinity": {"nodeAffinity": {}}}}},
         {"suspend": False},
     ]
     for spec in right:
