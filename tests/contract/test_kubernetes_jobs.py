@@ -368,18 +368,6 @@ def test_a_job_that_another_controller_manages_is_left_alone(
     assert (cluster.pods("run"), "status" in cluster.job("run")) == ([], False)
 
 
-def test_pods_that_cannot_be_made_are_told_in_events(cluster: KubernetesCluster, api: RawClient) -> None:
-    api.post(JOBS, job("run", 1, pod={"serviceAccountName": "nobody"}))
-
-    said = eventually(
-        lambda: [message for reason, message in cluster.events() if reason == "FailedCreate"], "an event"
-    )
-
-    assert 'serviceaccount "nobody" not found' in said[0]
-    api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "nobody"}})
-    cluster.wait_for_condition("run", "Complete")
-
-
 def test_a_rank_that_is_killed_is_tried_again(cluster: KubernetesCluster, api: RawClient, ends: Path) -> None:
     api.post(JOBS, waiting_job("run", 4, ends, backoffLimitPerIndex=1))
     victim = cluster.wait_for_pods("run", 4)[2]

@@ -244,6 +244,18 @@ def test_a_volume_that_is_missing_holds_the_pod(cluster: KubernetesCluster, api:
     eventually(lambda: ("FailedMount", said) in cluster.events(), "an event")
 
 
+def test_pods_that_cannot_be_made_are_told_in_events(cluster: KubernetesCluster, api: RawClient) -> None:
+    api.post(JOBS, job("run", 1, pod={"serviceAccountName": "nobody"}))
+
+    said = eventually(
+        lambda: [message for reason, message in cluster.events() if reason == "FailedCreate"], "an event"
+    )
+
+    assert 'serviceaccount "nobody" not found' in said[0]
+    api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "nobody"}})
+    cluster.wait_for_condition("run", "Complete")
+
+
 def test_grace_ends_with_a_kill(api: RawClient) -> None:
     api.post(PODS, pod("stubborn", FOREVER, terminationGracePeriodSeconds=1))
     up(api, "stubborn")
