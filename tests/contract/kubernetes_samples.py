@@ -6,16 +6,24 @@ import json
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 from support.kubernetes_server import KubernetesCluster
+from support.waiting import eventually
 
 IMAGE = "corral/worker:test"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PODS = "/api/v1/namespaces/default/pods"
 SECRETS = "/api/v1/namespaces/default/secrets"
 Json = dict[str, Any]
+# Ranks wait for a file, so that a test decides when each ends.
+WAITS = 'f="$FOLDER/$JOB_COMPLETION_INDEX"; while [ ! -e "$f" ]; do sleep 0.05; done; exit $(cat "$f")'
+# Deaf to SIGTERM until a file is there.
+STUBBORN = (
+    'trap "while [ ! -e {go} ]; do sleep 0.05; done; exit 1" TERM; echo up; while :; do sleep 0.05; done'
+)
 
 
 def container(script: str = "true", **fields: Any) -> Json:
@@ -54,6 +62,30 @@ def pod(name: str, script: str = "true", *, main: Json | None = None, **fields: 
 
 def secret(name: str, **data: str) -> Json:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
+
+
+def waiting_job(name: str, ranks: int, ends: Path, **spec: Any) -> Json:
+    return job(name, ranks, WAITS, main={"env": [{"name": "FOLDER", "value": str(ends)}]}, **spec)
+
+
+def end(ends: Path, rank: int, code: int = 0) -> None:
+    part = ends / f".{rank}"
+    part.write_text(str(code))
+    part.rename(ends / str(rank))
+
+
+def reasons(found: Json) -> dict[str, str]:
+    """The reason of each condition that holds."""
+    conditions = found["status"].get("conditions", ())
+    return {one["type"]: one["reason"] for one in conditions if one["status"] == "True"}
+
+
+def status_of(cluster: KubernetesCluster, name: str, **wanted: object) -> Json:
+    def look() -> Json | None:
+        status: Json = cluster.job(name).get("status", {})
+        return status if all(status.get(key) == value for key, value in wanted.items()) else None
+
+    return eventually(look, lambda: f"{wanted}; it is {cluster.job(name).get('status')}")
 
 
 class RawClient:

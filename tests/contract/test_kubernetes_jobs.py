@@ -5,22 +5,26 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.kubernetes_server import KubernetesCluster, NodeShape
 from support.kubernetes_server.objects import is_true
 from support.waiting import eventually
 
-from contract.kubernetes_samples import JOBS, PODS, Json, RawClient, job
+from contract.kubernetes_samples import (
+    JOBS,
+    PODS,
+    STUBBORN,
+    Json,
+    RawClient,
+    end,
+    job,
+    reasons,
+    status_of,
+    waiting_job,
+)
 
 IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-# Ranks wait for a file, so that a test decides when each ends.
-WAITS = 'f="$FOLDER/$JOB_COMPLETION_INDEX"; while [ ! -e "$f" ]; do sleep 0.02; done; exit $(cat "$f")'
-# Deaf to SIGTERM until a file is there.
-STUBBORN = (
-    'trap "while [ ! -e {go} ]; do sleep 0.02; done; exit 1" TERM; echo up; while :; do sleep 0.02; done'
-)
 
 
 @pytest.fixture(scope="module")
@@ -49,30 +53,6 @@ def _leave_nothing(cluster: KubernetesCluster, api: RawClient) -> Iterator[None]
 def ends(tmp_path: Path) -> Path:
     """Where a rank finds the exit code that it shall end with."""
     return tmp_path
-
-
-def waiting_job(name: str, ranks: int, ends: Path, **spec: Any) -> Json:
-    return job(name, ranks, WAITS, main={"env": [{"name": "FOLDER", "value": str(ends)}]}, **spec)
-
-
-def end(ends: Path, rank: int, code: int = 0) -> None:
-    part = ends / f".{rank}"
-    part.write_text(str(code))
-    part.rename(ends / str(rank))
-
-
-def reasons(found: Json) -> dict[str, str]:
-    """The reason of each condition that holds."""
-    conditions = found["status"].get("conditions", ())
-    return {one["type"]: one["reason"] for one in conditions if one["status"] == "True"}
-
-
-def status_of(cluster: KubernetesCluster, name: str, **wanted: object) -> Json:
-    def look() -> Json | None:
-        status: Json = cluster.job(name).get("status", {})
-        return status if all(status.get(key) == value for key, value in wanted.items()) else None
-
-    return eventually(look, lambda: f"{wanted}; it is {cluster.job(name).get('status')}")
 
 
 def test_a_job_completes_with_its_indexes_compressed(
@@ -170,6 +150,14 @@ def test_a_backoff_limit_allows_so_many_failures(cluster: KubernetesCluster, api
 
     assert (reasons(done)["Failed"], done["status"]["failed"]) == ("BackoffLimitExceeded", 3)
     assert len(cluster.pods("run")) == 3
+
+
+def test_where_containers_restart_their_restarts_count(cluster: KubernetesCluster, api: RawClient) -> None:
+    api.post(JOBS, job("run", 1, "exit 3", backoffLimit=2, pod={"restartPolicy": "OnFailure"}))
+
+    done = cluster.wait_for_condition("run", "Failed")
+
+    assert (reasons(done)["Failed"], done["status"]["failed"]) == ("BackoffLimitExceeded", 1)
 
 
 def test_an_exit_code_can_end_the_job(cluster: KubernetesCluster, api: RawClient, ends: Path) -> None:
@@ -275,6 +263,7 @@ def test_a_success_policy_ends_the_job_early(cluster: KubernetesCluster, api: Ra
     done = cluster.wait_for_condition("run", "Complete")
     assert reasons(done) == {"SuccessCriteriaMet": "SuccessPolicy", "Complete": "SuccessPolicy"}
     assert (done["status"]["completedIndexes"], done["status"]["terminating"]) == ("1", 0)
+    assert "failed" not in done["status"]
 
 
 def test_a_suspended_job_has_no_pods_until_it_is_resumed(
@@ -334,6 +323,19 @@ def test_an_elastic_job_grows_and_shrinks(cluster: KubernetesCluster, api: RawCl
     assert cluster.wait_for_condition("run", "Complete")["status"]["completedIndexes"] == "0"
 
 
+def test_a_job_that_shrinks_to_what_is_done_is_complete(
+    cluster: KubernetesCluster, api: RawClient, ends: Path
+) -> None:
+    api.post(JOBS, waiting_job("run", 2, ends))
+    cluster.wait_for_pods("run", 2)
+    end(ends, 0)
+    status_of(cluster, "run", completedIndexes="0", active=1)
+
+    api.patch(f"{JOBS}/run", {"spec": {"completions": 1, "parallelism": 1}})
+
+    assert "failed" not in cluster.wait_for_condition("run", "Complete")["status"]
+
+
 def test_a_deadline_ends_the_job(cluster: KubernetesCluster, api: RawClient) -> None:
     api.post(JOBS, job("run", 2, "sleep 600", activeDeadlineSeconds=3600))
     cluster.wait_for_pods("run", 2)
@@ -364,18 +366,6 @@ def test_a_job_that_another_controller_manages_is_left_alone(
     cluster.wait_for_condition("other", "Complete")
 
     assert (cluster.pods("run"), "status" in cluster.job("run")) == ([], False)
-
-
-def test_pods_that_cannot_be_made_are_told_in_events(cluster: KubernetesCluster, api: RawClient) -> None:
-    api.post(JOBS, job("run", 1, pod={"serviceAccountName": "nobody"}))
-
-    said = eventually(
-        lambda: [message for reason, message in cluster.events() if reason == "FailedCreate"], "an event"
-    )
-
-    assert 'serviceaccount "nobody" not found' in said[0]
-    api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "nobody"}})
-    cluster.wait_for_condition("run", "Complete")
 
 
 def test_a_rank_that_is_killed_is_tried_again(cluster: KubernetesCluster, api: RawClient, ends: Path) -> None:

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from contract.kubernetes_samples import JOBS, PODS, SECRETS, Json, RawClient, job, pod, secret
 
-FOREVER = 'trap "" TERM; echo up; while :; do sleep 0.02; done'
+FOREVER = 'trap "" TERM; echo up; while :; do sleep 0.05; done'
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 TOLERATES = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
@@ -244,6 +244,18 @@ def test_a_volume_that_is_missing_holds_the_pod(cluster: KubernetesCluster, api:
     eventually(lambda: ("FailedMount", said) in cluster.events(), "an event")
 
 
+def test_pods_that_cannot_be_made_are_told_in_events(cluster: KubernetesCluster, api: RawClient) -> None:
+    api.post(JOBS, job("run", 1, pod={"serviceAccountName": "nobody"}))
+
+    said = eventually(
+        lambda: [message for reason, message in cluster.events() if reason == "FailedCreate"], "an event"
+    )
+
+    assert 'serviceaccount "nobody" not found' in said[0]
+    api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "nobody"}})
+    cluster.wait_for_condition("run", "Complete")
+
+
 def test_grace_ends_with_a_kill(api: RawClient) -> None:
     api.post(PODS, pod("stubborn", FOREVER, terminationGracePeriodSeconds=1))
     up(api, "stubborn")
@@ -287,7 +299,7 @@ def test_a_container_that_may_restart_does(api: RawClient, tmp_path: Path) -> No
 
 def test_logs_can_be_cut_and_followed(api: RawClient, tmp_path: Path) -> None:
     """DL-D30."""
-    script = f"echo a; echo b; echo c; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo d"
+    script = f"echo a; echo b; echo c; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo d"
     api.post(PODS, pod("talks", script))
     eventually(lambda: log(api, "talks") == "a\nb\nc\n", "three lines")
 

@@ -48,6 +48,10 @@ def too_long(field: str, limit: int) -> FieldError:
     return FieldError("FieldValueTooLong", field, f"Too long: may not be more than {limit} bytes")
 
 
+def too_many(field: str, count: int, limit: int) -> FieldError:
+    return FieldError("FieldValueTooMany", field, f"Too many: {count}: must have at most {limit} items")
+
+
 def value_not_found(field: str, value: Any) -> FieldError:
     return FieldError("FieldValueNotFound", field, f"Not found: {json.dumps(value)}")
 

@@ -125,7 +125,7 @@ def _give_index(pod: Json, job: Json, index: int) -> None:
     pod["metadata"]["generateName"] = f"{base}-{index}-"
     pod["metadata"]["labels"][INDEX] = str(index)
     pod["metadata"]["annotations"][INDEX] = str(index)
-    pod["spec"].setdefault("hostname", f"{name_of(job)}-{index}")
+    pod["spec"]["hostname"] = f"{name_of(job)}-{index}"
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{INDEX}']"}}
     for kind in ("initContainers", "containers"):
         for container in pod["spec"].get(kind, ()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from support.kubernetes_server.deletion import DeleteOptions
@@ -27,14 +26,22 @@ from support.kubernetes_server.job_pods import (
     new_pod,
     replaces_only_failed,
 )
+from support.kubernetes_server.job_verdict import (
+    FAILURE,
+    JobCounts,
+    Verdict,
+    completion,
+    deadline_of,
+    early_verdict,
+    known_verdict,
+)
 from support.kubernetes_server.objects import (
     Json,
     clone,
-    condition,
+    controller_uid,
     is_true,
     name_of,
     namespace_of,
-    seconds_of,
     set_condition,
     timestamp,
 )
@@ -57,15 +64,6 @@ _JOBS = resource_of("jobs", "batch")
 _PODS = resource_of("pods")
 _LONGEST_BACKOFF_S = 600.0
 _RETRY_CREATE_S = 0.5
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why a Job is to end, before its last pods are gone."""
-
-    target: str
-    reason: str
-    message: str
 
 
 class JobSync:
@@ -95,14 +93,20 @@ class JobSync:
         if not suspended and "startTime" not in self._status:
             self._status["startTime"] = timestamp(self._now)
         fail_job = self._count_ended()
-        verdict = self._known_verdict() or self._judge(fail_job, suspended=suspended)
+        verdict = known_verdict(self._job) or self._judge(fail_job)
+        if verdict is None:
+            if suspended:
+                self._discard_all()
+            else:
+                self._make_pods()
+            active = sum(map(is_active, self._owned_by_job()))
+            verdict = completion(self._job, self._counts(), active=active)
+            if verdict is None:
+                self._say_suspended(suspended=suspended)
         if verdict is not None:
             self._finish(verdict)
-        elif suspended:
-            self._suspend()
-        else:
-            self._resume()
-            self._make_pods()
+        if (deadline := deadline_of(self._job)) is not None and verdict is None:
+            self._due.append(deadline)
         self._write()
         return min(self._due, default=None)
 
@@ -141,7 +145,7 @@ class JobSync:
             spent = action == COUNT and failures_of(pod) >= self._spec["backoffLimitPerIndex"]
             if spent or action == FAIL_INDEX:
                 self._failed.add(index)
-            elif action != FAIL_JOB and self._known_verdict() is None:
+            elif action != FAIL_JOB and known_verdict(self._job) is None:
                 # The pod stays until its replacement is there, which takes its count of failures over.
                 self._delayed[index] = pod
                 return
@@ -155,116 +159,54 @@ class JobSync:
         self._backoff.failures += 1
         self._backoff.last_at = finished_at(pod, self._now)
 
-    def _known_verdict(self) -> Verdict | None:
-        for target in ("FailureTarget", "SuccessCriteriaMet"):
-            if is_true(self._job, target):
-                found = condition(self._job, target)
-                assert found is not None
-                return Verdict(target, found["reason"], found.get("message", ""))
-        return None
-
-    def _judge(self, fail_job: FailureAction | None, *, suspended: bool) -> Verdict | None:
-        failure = self._failure(fail_job, suspended=suspended)
-        verdict = Verdict("FailureTarget", *failure) if failure else self._success()
-        if verdict is not None:
-            reason, message = verdict.reason, verdict.message
-            set_condition(self._job, verdict.target, "True", now=self._now, reason=reason, message=message)
-        return verdict
-
-    def _failure(self, fail_job: FailureAction | None, *, suspended: bool) -> tuple[str, str] | None:
+    def _judge(self, fail_job: FailureAction | None) -> Verdict | None:
         if fail_job is not None:
-            return "PodFailurePolicy", fail_job.message
-        if self._failures() > self._spec["backoffLimit"]:
-            return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-        deadline_s = self._spec.get("activeDeadlineSeconds")
-        if deadline_s is not None and not suspended:
-            due = seconds_of(self._status["startTime"]) + deadline_s
-            if self._now >= due:
-                return "DeadlineExceeded", "Job was active longer than specified deadline"
-            self._due.append(due)
-        if has_limit_per_index(self._job):
-            most = self._spec.get("maxFailedIndexes")
-            if most is not None and len(self._failed) > most:
-                said = "Job has exceeded the specified maximal number of failed indexes"
-                return "MaxFailedIndexesExceeded", said
-            if self._failed and len(self._failed | self._completed) >= self._spec["completions"]:
-                return "FailedIndexes", "Job has failed indexes"
-        return None
+            return Verdict(FAILURE, "PodFailurePolicy", fail_job.message)
+        return early_verdict(self._job, self._counts(), self._now)
 
-    def _failures(self) -> int:
-        restarts = 0
-        if self._spec["template"]["spec"]["restartPolicy"] == "OnFailure":
-            statuses = [one for pod in self._pods for one in pod["status"].get("containerStatuses", ())]
-            restarts = sum(one["restartCount"] for one in statuses)
+    def _counts(self) -> JobCounts:
         waiting = [pod for pod in self._delayed.values() if self._action(pod).action != IGNORE]
-        return int(self._status.get("failed", 0)) + len(waiting) + restarts
-
-    def _success(self) -> Verdict | None:
-        if (rule := self._success_rule()) is not None:
-            return Verdict("SuccessCriteriaMet", "SuccessPolicy", f"Matched rules at index {rule}")
-        if is_indexed(self._job):
-            reached = len(self._completed) >= self._spec["completions"]
-        elif "completions" in self._spec:
-            reached = self._status.get("succeeded", 0) >= self._spec["completions"]
-        else:
-            reached = self._status.get("succeeded", 0) > 0 and not any(map(is_active, self._pods))
-        if not reached:
-            return None
-        return Verdict(
-            "SuccessCriteriaMet", "CompletionsReached", "Reached expected number of succeeded pods"
-        )
-
-    def _success_rule(self) -> int | None:
-        for i, rule in enumerate(self._spec.get("successPolicy", {}).get("rules", ())):
-            wanted = rule.get("succeededIndexes")
-            done = self._completed
-            if wanted is not None:
-                indexes = parsed(wanted, below=self._spec["completions"])
-                done = self._completed & indexes
-                if "succeededCount" not in rule and done != indexes:
-                    continue
-            if len(done) >= rule.get("succeededCount", 0) and done:
-                return i
-        return None
+        failed_pods = int(self._status.get("failed", 0)) + len(waiting)
+        return JobCounts(failed_pods, self._completed, self._failed, self._pods)
 
     def _finish(self, verdict: Verdict) -> None:
         """Ends what still runs; the Job has ended when nothing does."""
-        for pod in self._pods:
+        reason, message = verdict.reason, verdict.message
+        set_condition(self._job, verdict.target, "True", now=self._now, reason=reason, message=message)
+        counted = {pod["metadata"]["uid"] for pod in self._counted}
+        for pod in self._owned_by_job():
             if is_active(pod):
                 self._registry.delete(_PODS, pod, DeleteOptions())
-        self._pods = self._owned()
-        if any(is_active(pod) or is_terminating(pod) for pod in self._pods):
+            if is_tracked(pod) and pod["metadata"]["uid"] not in counted:
+                # A Job that fails takes all its pods along; one that succeeded early only lets them go.
+                lost = has_failed(pod, self._job) or verdict.target == FAILURE
+                self._count_failed_pod(pod, self._action(pod).action if lost else IGNORE)
+        if any(is_active(pod) or is_terminating(pod) for pod in self._owned_by_job()):
             return
-        for pod in self._pods:
-            # The last failed pod of an index that waited for a replacement which will not come.
-            if is_tracked(pod) and pod["metadata"]["uid"] not in {
-                one["metadata"]["uid"] for one in self._counted
-            }:
-                self._count_failed_pod(pod, self._action(pod).action)
-        failed = verdict.target == "FailureTarget"
-        kind = "Failed" if failed else "Complete"
-        set_condition(self._job, kind, "True", now=self._now, reason=verdict.reason, message=verdict.message)
-        if failed:
-            self._record("Warning", verdict.reason, verdict.message)
+        kind = "Failed" if verdict.target == FAILURE else "Complete"
+        set_condition(self._job, kind, "True", now=self._now, reason=reason, message=message)
+        if kind == "Failed":
+            self._record("Warning", reason, message)
         else:
             self._status["completionTime"] = timestamp(self._now)
             self._record("Normal", "Completed", "Job completed")
 
-    def _suspend(self) -> None:
+    def _discard_all(self) -> None:
         for pod in filter(is_active, self._pods):
             self._discard(pod)
-        if not is_true(self._job, "Suspended"):
-            self._set_suspended("True", "JobSuspended", "Job suspended")
-            self._record("Normal", "Suspended", "Job suspended")
 
-    def _resume(self) -> None:
-        if is_true(self._job, "Suspended"):
-            self._set_suspended("False", "JobResumed", "Job resumed")
-            self._status["startTime"] = timestamp(self._now)
-            self._record("Normal", "Resumed", "Job resumed")
-
-    def _set_suspended(self, status: str, reason: str, message: str) -> None:
+    def _say_suspended(self, *, suspended: bool) -> None:
+        if suspended == is_true(self._job, "Suspended"):
+            return
+        status, reason, word = (
+            ("True", "JobSuspended", "Suspended") if suspended else ("False", "JobResumed", "Resumed")
+        )
+        message = f"Job {word.lower()}"
         set_condition(self._job, "Suspended", status, now=self._now, reason=reason, message=message)
+        self._record("Normal", word, message)
+        if not suspended:
+            # The deadline is for the time that a Job is active without a break.
+            self._status["startTime"] = timestamp(self._now)
 
     def _discard(self, pod: Json) -> None:
         """Ends a pod that is not wanted any more; it does not count as failed."""
@@ -350,9 +292,12 @@ class JobSync:
         self._record("Normal", "SuccessfulCreate", f"Created pod: {name_of(made)}")
         return True
 
-    def _owned(self) -> list[Json]:
-        found = (self._storage.find(_PODS, namespace_of(pod), name_of(pod)) for pod in self._pods)
-        return [pod for pod in found if pod is not None]
+    def _owned_by_job(self) -> list[Json]:
+        """The Job's pods as they are now."""
+        uid = self._job["metadata"]["uid"]
+        return [
+            pod for pod in self._storage.all(_PODS, namespace_of(self._job)) if controller_uid(pod) == uid
+        ]
 
     def _write(self) -> None:
         self._set_numbers()
@@ -367,12 +312,7 @@ class JobSync:
             self._storage.edit(_PODS, pod, lambda new: drop_finalizer(new, TRACKING))
 
     def _set_numbers(self) -> None:
-        uid = self._job["metadata"]["uid"]
-        pods = [
-            pod
-            for pod in self._storage.all(_PODS, namespace_of(self._job))
-            if any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences", ()))
-        ]
+        pods = self._owned_by_job()
         numbers = {"active": sum(map(is_active, pods)), "ready": sum(map(is_ready, pods))}
         numbers["terminating"] = sum(map(is_terminating, pods))
         if is_indexed(self._job):

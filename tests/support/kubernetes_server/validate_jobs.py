@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 from support.kubernetes_server.errors import (
     FieldError,
-    forbidden_field,
+    duplicate,
     invalid_value,
     not_supported,
     required,
+    too_long,
+    too_many,
 )
 from support.kubernetes_server.indexes import parsed, wrong_indexes
-from support.kubernetes_server.objects import Json, clone, name_of
+from support.kubernetes_server.objects import Json, clone, is_true, name_of
 from support.kubernetes_server.selectors import label_selector_matches
 from support.kubernetes_server.syntax import wrong_label, wrong_qualified_name, wrong_subdomain
 from support.kubernetes_server.validate_pods import pod_spec_errors
@@ -37,7 +39,7 @@ _IMMUTABLE = (
 _MOST_RULES = 20
 _MOST_PARALLEL = 100_000
 # What a queue such as Kueue may set in the template before a suspended Job starts.
-_SCHEDULING_DIRECTIVES = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
+_SCHEDULING_DIRECTIVES = ("nodeSelector", "tolerations", "schedulingGates")
 
 Errors = Iterator[FieldError]
 
@@ -75,8 +77,8 @@ def _mode_errors(job: Json) -> Errors:
     # Each pod's hostname is the Job's name and its index.
     if spec["completions"] > 0:
         hostname = f"{name_of(job)}-{spec['completions'] - 1}"
-        if wrong := wrong_label(hostname):
-            detail = f"will not able to create pod with invalid DNS label: {hostname}: {wrong}"
+        if wrong_label(hostname):
+            detail = f"will not able to create pod with invalid DNS label: {hostname}"
             yield invalid_value("metadata.name", name_of(job), detail)
 
 
@@ -89,7 +91,9 @@ def _template_errors(spec: Json) -> Errors:
     policy = pod.get("restartPolicy")
     at = "spec.template.spec.restartPolicy"
     if policy == "Always":
-        yield not_supported(at, policy, ("OnFailure", "Never"))
+        # It is the default, so nobody may have written it.
+        yield required(at, 'valid values: "OnFailure", "Never"')
+    # For the limit the API's documentation says so, though the API server itself does not check it.
     for name in ("podFailurePolicy", "backoffLimitPerIndex"):
         if name in spec and policy != "Never":
             yield invalid_value(at, policy, f'only "Never" is supported when {name} is specified')
@@ -119,6 +123,8 @@ def _per_index_errors(spec: Json) -> Errors:
         yield invalid_value("spec.backoffLimitPerIndex", spec["backoffLimitPerIndex"], detail)
     if most is None:
         return
+    if spec["completionMode"] != "Indexed":
+        yield invalid_value("spec.maxFailedIndexes", most, "requires indexed completion mode")
     if "backoffLimitPerIndex" not in spec:
         yield required("spec.backoffLimitPerIndex", "when maxFailedIndexes is specified")
     if most > spec.get("completions", most):
@@ -128,7 +134,7 @@ def _per_index_errors(spec: Json) -> Errors:
 def _failure_policy_errors(spec: Json) -> Errors:
     rules, at = spec["podFailurePolicy"]["rules"], "spec.podFailurePolicy.rules"
     if len(rules) > _MOST_RULES:
-        yield invalid_value(at, len(rules), f"must have at most {_MOST_RULES} items")
+        yield too_many(at, len(rules), _MOST_RULES)
     pod = spec["template"].get("spec", {})
     containers = {one["name"] for kind in ("containers", "initContainers") for one in pod.get(kind, ())}
     for i, rule in enumerate(rules):
@@ -166,11 +172,12 @@ def _exit_code_errors(codes: Json, at: str, containers: set[str]) -> Errors:
     if not values:
         yield invalid_value(f"{at}.values", values, "at least one value is required")
     if len(values) > 255:
-        yield invalid_value(f"{at}.values", len(values), "must have at most 255 items")
+        yield too_many(f"{at}.values", len(values), 255)
     if operator == "In" and 0 in values:
         yield invalid_value(f"{at}.values[{values.index(0)}]", 0, "must not be 0 for the In operator")
-    if len(set(values)) != len(values):
-        yield invalid_value(f"{at}.values", values, "must contain no duplicates")
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            yield duplicate(f"{at}.values[{i}]", value)
     if list(values) != sorted(values):
         yield invalid_value(f"{at}.values", values, "must be ordered")
 
@@ -182,7 +189,7 @@ def _success_policy_errors(spec: Json) -> Errors:
     if not rules:
         yield required(at, "at least one rules must be specified when the successPolicy is specified")
     if len(rules) > _MOST_RULES:
-        yield invalid_value(at, len(rules), f"must have at most {_MOST_RULES} items")
+        yield too_many(at, len(rules), _MOST_RULES)
     completions = spec.get("completions", 0)
     for i, rule in enumerate(rules):
         count, indexes = rule.get("succeededCount"), rule.get("succeededIndexes")
@@ -195,10 +202,18 @@ def _success_policy_errors(spec: Json) -> Errors:
             detail = f"error parsing succeededIndexes: {wrong}"
             yield invalid_value(f"{at}[{i}].succeededIndexes", indexes, detail)
         elif count is not None:
-            most = len(parsed(indexes, below=completions)) if indexes else completions
-            if not 1 <= count <= most:
-                detail = f"must be positive and less than or equal to {most}"
-                yield invalid_value(f"{at}[{i}].succeededCount", count, detail)
+            yield from _count_errors(count, indexes, completions, f"{at}[{i}].succeededCount")
+
+
+def _count_errors(count: int, indexes: str | None, completions: int, at: str) -> Errors:
+    if count < 0:
+        yield invalid_value(at, count, "must be greater than or equal to 0")
+    if count > completions:
+        detail = f"must be less than or equal to {completions} (the number of specified completions)"
+        yield invalid_value(at, count, detail)
+    if indexes is not None and count > (most := len(parsed(indexes, below=completions))):
+        said = "(the number of indexes in the specified succeededIndexes field)"
+        yield invalid_value(at, count, f"must be less than or equal to {most} {said}")
 
 
 def _replacement_errors(spec: Json) -> Errors:
@@ -219,7 +234,7 @@ def _managed_by_errors(spec: Json) -> Errors:
             "spec.managedBy", manager, 'must be a domain-prefixed path (such as "acme.io/foo")'
         )
     if len(manager) > 63:
-        yield invalid_value("spec.managedBy", manager, "must be no more than 63 characters")
+        yield too_long("spec.managedBy", 63)
 
 
 def job_update_errors(old: Json, new: Json) -> Errors:
@@ -242,8 +257,11 @@ def _completions_errors(before: Json, after: Json) -> Errors:
     elastic = after.get("completionMode") == "Indexed" and after.get("completions") == after.get(
         "parallelism"
     )
-    if not elastic:
+    if after.get("completionMode") != "Indexed":
         yield invalid_value("spec.completions", after.get("completions"), "field is immutable")
+    elif not elastic:
+        detail = "can only be modified in tandem with spec.parallelism"
+        yield invalid_value("spec.completions", after.get("completions"), detail)
 
 
 def _without_directives(old: Json, new: Json) -> Json:
@@ -253,6 +271,7 @@ def _without_directives(old: Json, new: Json) -> Json:
         same["spec"].pop(name, None)
         if name in old["spec"]:
             same["spec"][name] = old["spec"][name]
+    _take_node_affinity(old["spec"], same["spec"])
     for name in ("labels", "annotations"):
         same.setdefault("metadata", {}).pop(name, None)
         if name in old.get("metadata", {}):
@@ -260,16 +279,17 @@ def _without_directives(old: Json, new: Json) -> Json:
     return same
 
 
+def _take_node_affinity(old: Json, new: Json) -> None:
+    """Of the affinity only that to nodes is a scheduling directive."""
+    affinity = {key: value for key, value in new.get("affinity", {}).items() if key != "nodeAffinity"}
+    affinity |= {key: value for key, value in old.get("affinity", {}).items() if key == "nodeAffinity"}
+    new.pop("affinity", None)
+    if affinity:
+        new["affinity"] = affinity
+
+
 def finished_job_errors(old: Json, new: Json) -> Errors:
     """A Job that has ended is not put back by a status."""
-    for kind in ("Complete", "Failed"):
-        was = any(
-            c["type"] == kind and c["status"] == "True" for c in old.get("status", {}).get("conditions", ())
-        )
-        now = any(
-            c["type"] == kind and c["status"] == "True" for c in new.get("status", {}).get("conditions", ())
-        )
-        if was and not now:
-            yield forbidden_field(
-                "status.conditions", f"cannot remove the {kind} condition of a finished Job"
-            )
+    for kind in ("Failed", "Complete", "FailureTarget"):
+        if is_true(old, kind) and not is_true(new, kind):
+            yield invalid_value("status.conditions", "", f"cannot disable the terminal {kind}=True condition")
