@@ -17,6 +17,7 @@ from corral.client.files.tree import Tree
 from corral.client.http.errors import rebuild
 from corral.client.http.transport import POLL_SLACK_S, M
 from corral.domain.errors import CorralError
+from corral.domain.protocol import OLDEST
 from corral.wire.artifacts import ArtifactView
 from corral.wire.leases import (
     BeatAnswer,
@@ -42,8 +43,17 @@ class Leases(Api):
     root = "/v1/leases"
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        timeout_s = request.wait_s + POLL_SLACK_S
-        return self._transport.once("POST", "/v1/claims", ClaimAnswer, body=request, timeout_s=timeout_s)
+        content = request.json_for(self._server_protocol())
+        headers, timeout_s = {"content-type": "application/json"}, request.wait_s + POLL_SLACK_S
+        return self._transport.once(
+            "POST", "/v1/claims", ClaimAnswer, content=content, headers=headers, timeout_s=timeout_s
+        )
+
+    def _server_protocol(self) -> int:
+        """What the server speaks, which any answer of it tells."""
+        if self._transport.server_protocol is None:
+            self._transport.raw("GET", "/v1/health", also=(503,))
+        return self._transport.server_protocol or OLDEST
 
     def beat(
         self, lease_id: str, epoch: int, request: BeatRequest, *, margin_s: float = POLL_SLACK_S
@@ -82,7 +92,8 @@ class Leases(Api):
         return self._post(lease_id, epoch, "finish", OutcomeAnswer, request)
 
     def fail(self, lease_id: str, epoch: int, request: FailRequest) -> OutcomeAnswer:
-        return self._post(lease_id, epoch, "fail", OutcomeAnswer, request)
+        known = request.known_to(self._server_protocol())
+        return self._post(lease_id, epoch, "fail", OutcomeAnswer, known)
 
     def stopped(self, lease_id: str, epoch: int, request: StoppedRequest) -> OutcomeAnswer:
         return self._post(lease_id, epoch, "stopped", OutcomeAnswer, request)
@@ -91,7 +102,12 @@ class Leases(Api):
         self, reports: Sequence[OutcomeReport]
     ) -> list[tuple[OutcomeAnswer | None, CorralError | None]]:
         """Several of the host's leases at once: for each its answer, or what its own call would raise."""
-        body = OutcomesRequest(reports=list(reports))
+        protocol = self._server_protocol()
+        known = [
+            one.model_copy(update={"fail": one.fail.known_to(protocol)}) if one.fail else one
+            for one in reports
+        ]
+        body = OutcomesRequest(reports=known)
         answer = self._transport.once("POST", "/v1/outcomes", OutcomesAnswer, body=body)
         return [
             (result.outcome, None if result.error is None else rebuild(result.error))

@@ -9,6 +9,8 @@ from __future__ import annotations
 PROTOCOL = 3
 # What says nothing is from before the number was sent.
 OLDEST = 1
+# From here on a server knows what a worker says of memory, faults, isolation and lent slots.
+WORKER_NEWS = 3
 CLIENT_HEADER = "Corral-Protocol"
 SERVER_HEADER = "corral-protocol"
 

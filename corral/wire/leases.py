@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from corral.domain.protocol import WORKER_NEWS
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.wire.base import (
@@ -64,6 +65,14 @@ class ClaimRequest(Strict):
         if self.ram is None:
             table.pop("ram", None)
         return table
+
+    def json_for(self, protocol: int) -> bytes:
+        """Without what a server of that protocol would refuse the whole claim for."""
+        if protocol >= WORKER_NEWS:
+            return self.model_dump_json().encode()
+        report = {"isolated", "isolation_note", "fault"}
+        news: dict[str, Any] = {"lent_slots": True, "ram": True, "capability": report}
+        return self.model_dump_json(exclude=news).encode()
 
 
 class Resume(Answer):
@@ -164,6 +173,10 @@ class FailRequest(_Unfinished):
         if self.memory is None:
             table.pop("memory", None)
         return table
+
+    def known_to(self, protocol: int) -> FailRequest:
+        """Without what a server of that protocol would refuse the whole report for."""
+        return self if protocol >= WORKER_NEWS else self.model_copy(update={"memory": None})
 
 
 class StoppedRequest(_Unfinished):

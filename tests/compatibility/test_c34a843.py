@@ -278,6 +278,22 @@ def test_an_old_client_reads_lists_whose_pages_end_with_their_bytes(old_source: 
     assert found == {"logs": numbers, "tail": numbers[5:], "runs": 1}
 
 
+def test_a_new_worker_works_for_an_old_server(old_source: Path, data: tuple[Path, dict[str, Any]]) -> None:
+    """Each of its claims was refused for what it said of its memory."""
+    work = data[0] / "work"
+    old, new = Release(old_source, data[0] / "home"), Release(ROOT, data[0] / "home")
+    processes = [old.start("corral.server", work / "server.log")]
+    try:
+        _wait_until_it_listens(old)
+        processes.append(new.start("corral.worker", work / "worker.log"))
+        old.corral("submit", "sweep.toml", "--follow", cwd=work)
+        assert [run["state"] for run in old.json("ls")[:2]] == ["succeeded", "succeeded"]
+    finally:
+        for process in reversed(processes):
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
 def test_an_old_worker_is_given_runs_and_calls(
     new: Release, old_source: Path, data: tuple[Path, dict[str, Any]]
 ) -> None:

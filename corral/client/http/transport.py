@@ -25,6 +25,7 @@ from corral.client.http.errors import UntrustedServer, from_response, unreachabl
 from corral.client.http.outage import OutageRules, is_away
 from corral.client.http.sockets import OpenSockets
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
+from corral.domain.protocol import SERVER_HEADER, parse_protocol
 from corral.wire.blobs import HandoverFolder
 
 M = TypeVar("M")
@@ -115,6 +116,8 @@ class Transport:
         check = partial(self._prove, url.rstrip("/"))
         client.event_hooks = {"request": [partial(self._sockets.follow, check)]}
         self.url, self._client = url.rstrip("/"), client
+        # As its last answer named it; None until it has answered.
+        self.server_protocol: int | None = None
         self._direct = direct_client(self.url, client, tls, check)
         self._near: Path | None = None
         self._near_is_known = False
@@ -325,6 +328,7 @@ class Transport:
             response = self._asked(request) if whole else request()
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
+        self.server_protocol = parse_protocol(response.headers.get(SERVER_HEADER))
         if not response.is_success and response.status_code not in also:
             raise from_response(response)
         return response
