@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +20,7 @@ from corral.domain.ids import HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Token
 from corral.server.auth import Caller, Claimant, claimant_of, host_of, user_of
+from corral.server.bodies.checked_json import SMALL_BYTES
 from corral.server.errors import refused, render, unexpected
 from corral.server.routes import calls, leases, runs
 from corral.server.services import Services
@@ -34,13 +36,20 @@ Gone = Callable[[], Awaitable[bool]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
+class Arrival(NamedTuple):
+    """How a request came: how large it was, and whether its sender has gone since."""
+
+    body_bytes: int
+    gone: Gone
+
+
 class FastRoute(NamedTuple):
     """Who may send the request, its body, and what answers it; the sender is checked before the body."""
 
     path: str
     sender: Callable[[Token | None], Any]
     body: type[BaseModel]
-    answer: Callable[[Services, Any, Any, Gone], Awaitable[tuple[int, str]]]
+    answer: Callable[[Services, Any, Any, Arrival], Awaitable[tuple[int, str]]]
 
 
 class FastReply(NamedTuple):
@@ -65,8 +74,9 @@ async def answer(
 ) -> FastReply:
     try:
         sender = route.sender(token)
-        request = route.body.model_validate_json(body)
-        status, text = await route.answer(services, sender, request, gone)
+        read = partial(route.body.model_validate_json, body)
+        request = await services.in_thread(read) if len(body) > SMALL_BYTES else read()
+        status, text = await route.answer(services, sender, request, Arrival(len(body), gone))
     except ValidationError as error:
         return of_response(refused(error.errors(include_url=False, include_input=False)))
     except CorralError as error:
@@ -81,24 +91,24 @@ def of_response(response: Response) -> FastReply:
     return FastReply(response.status_code, bytes(response.body), headers)
 
 
-async def _claim(svc: Services, claimant: Claimant, body: ClaimRequest, gone: Gone) -> tuple[int, str]:
-    return 200, await leases.claim_as_json(body, claimant, svc, gone)
+async def _claim(svc: Services, claimant: Claimant, body: ClaimRequest, came: Arrival) -> tuple[int, str]:
+    return 200, await leases.claim_as_json(body, claimant, svc, came.gone)
 
 
-async def _outcomes(svc: Services, host_id: HostId, body: OutcomesRequest, _: Gone) -> tuple[int, str]:
+async def _outcomes(svc: Services, host_id: HostId, body: OutcomesRequest, _: Arrival) -> tuple[int, str]:
     return 200, await leases.outcomes_as_json(body, host_id, svc)
 
 
-async def _submit(svc: Services, caller: Caller, body: SubmitRequest, _: Gone) -> tuple[int, str]:
-    done = await runs.submit_or_try(body, caller, svc)
+async def _submit(svc: Services, caller: Caller, body: SubmitRequest, came: Arrival) -> tuple[int, str]:
+    done = await runs.submit_or_try(body, caller, svc, body_bytes=came.body_bytes)
     return 200 if body.dry_run else 201, done.model_dump_json()
 
 
-async def _make_calls(svc: Services, caller: Caller, body: CallsRequest, _: Gone) -> tuple[int, str]:
+async def _make_calls(svc: Services, caller: Caller, body: CallsRequest, _: Arrival) -> tuple[int, str]:
     return 202, await calls.as_json(await calls.accept(body, caller, svc), svc)
 
 
-async def _collect(svc: Services, caller: Caller, body: CollectRequest, _: Gone) -> tuple[int, str]:
+async def _collect(svc: Services, caller: Caller, body: CollectRequest, _: Arrival) -> tuple[int, str]:
     return 200, await calls.as_json(await calls.ended_calls(body, caller, svc), svc)
 
 
@@ -115,17 +125,17 @@ _ROUTES = {
 
 
 def _lease_route(name: str, path: str, lease_id: LeaseId, epoch: int) -> FastRoute:
-    async def finish(svc: Services, host_id: HostId, body: FinishRequest, _: Gone) -> tuple[int, str]:
+    async def finish(svc: Services, host_id: HostId, body: FinishRequest, _: Arrival) -> tuple[int, str]:
         done = await leases.end_well(LeaseKey(lease_id, epoch, host_id), body, svc)
         return 200, canonical(done._asdict())
 
-    async def beat(svc: Services, host_id: HostId, body: BeatRequest, _: Gone) -> tuple[int, str]:
+    async def beat(svc: Services, host_id: HostId, body: BeatRequest, _: Arrival) -> tuple[int, str]:
         return 200, (await leases.beat_lease(LeaseKey(lease_id, epoch, host_id), body, svc)).model_dump_json()
 
     async def exchange(
-        svc: Services, host_id: HostId, body: LeaseCallsRequest, gone: Gone
+        svc: Services, host_id: HostId, body: LeaseCallsRequest, came: Arrival
     ) -> tuple[int, str]:
-        return 200, await calls.exchange_as_json(lease_id, epoch, body, host_id, svc, gone)
+        return 200, await calls.exchange_as_json(lease_id, epoch, body, host_id, svc, came.gone)
 
     if name == "finish":
         return FastRoute(path, host_of, FinishRequest, finish)

@@ -42,7 +42,7 @@ AlsoOptions = Annotated[list[ApplyOptions] | None, Query(max_length=3)]
 async def apply_manifest(body: wire.ApplyRequest, caller: Operator, svc: Svc) -> wire.ApplyAnswer:
     """Say what a manifest would change, or make it so: all of it or nothing."""
     caller.check_project(body.project)
-    asked = ManifestQuery(body)
+    asked = await svc.in_thread(lambda: ManifestQuery(body))
     refuse_models(list(asked.fresh.values()), svc.policy.models)
 
     def look(tx: Tx) -> ManifestPlan:

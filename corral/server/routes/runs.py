@@ -7,9 +7,10 @@ from functools import partial
 from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import secrets
+from corral.core.policy import ServerPolicy
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
 from corral.core.queue.why_gang import gang_notes, gang_summary
 from corral.core.runs.cancel import cancel, check_cancel
@@ -30,6 +31,7 @@ from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run, RunFilter
 from corral.domain.runs.states import FINAL, RunState
 from corral.server.auth import Caller, User, find_run
+from corral.server.bodies.checked_json import SMALL_BYTES
 from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import (
     Limit,
@@ -47,6 +49,7 @@ from corral.store.transaction import Tx
 from corral.wire import runs as wire
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.faults import Form
+from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 # How many of a list are read at a time: the metrics of a run may have 200 KiB, its spec 1 MiB.
@@ -59,20 +62,21 @@ Act = Callable[[Tx, Run], wire.ActionResult]
 
 @router.post("/runs", status_code=201, responses={200: {"model": wire.SubmitAnswer}})
 async def submit_runs(
-    body: wire.SubmitRequest, caller: User, svc: Svc, response: Response
+    body: wire.SubmitRequest, caller: User, svc: Svc, request: Request, response: Response
 ) -> wire.SubmitAnswer:
     """Accept one run or a group, all or none. A dry run stores nothing and says where it could run."""
     if body.dry_run:
         response.status_code = 200
-    return await submit_or_try(body, caller, svc)
+    # What the framework read is in memory already.
+    return await submit_or_try(body, caller, svc, body_bytes=len(await request.body()))
 
 
-async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services) -> wire.SubmitAnswer:
+async def submit_or_try(
+    body: wire.SubmitRequest, caller: Caller, svc: Services, *, body_bytes: int
+) -> wire.SubmitAnswer:
     caller.check_one_project([spec.project for spec in body.runs], of="submission")
-    runs = [new_run(spec) for spec in body.runs]
-    for run in runs:
-        refuse_large_spec(run.run.name, run.spec)
-    refuse_models(runs, svc.policy.models)
+    build = partial(_new_runs, body.runs, svc.policy)
+    runs = await svc.in_thread(build) if body_bytes > SMALL_BYTES else build()
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:
@@ -92,6 +96,14 @@ async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services)
 
     done = await svc.store.write(unit)
     return wire.SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
+
+
+def _new_runs(specs: Sequence[RunSpec], policy: ServerPolicy) -> list[NewRun]:
+    runs = [new_run(spec) for spec in specs]
+    for run in runs:
+        refuse_large_spec(run.run.name, run.spec)
+    refuse_models(runs, policy.models)
+    return runs
 
 
 def _dry_run(tx: Tx, svc: Services, new: NewRun, text: str) -> wire.SubmitAnswer:
