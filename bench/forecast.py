@@ -48,10 +48,16 @@ SHAPES = {
     "qwen3-8b/4": Shape("qwen3", 4096, 9, 32, 8, 128, 12_288, 151_936, False),
     "llama-3b": Shape("llama", 3072, 28, 24, 8, 128, 8192, 128_256, True),
     "small-360m": Shape("llama", 960, 32, 15, 5, 64, 2560, 49_152, True),
-    # Held out.
     "llama-1b": Shape("llama", 2048, 16, 32, 8, 64, 8192, 128_256, True),
     "qwen2.5-1.5b": Shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151_936, True),
     "mistral-7b/4": Shape("mistral", 4096, 8, 32, 8, 128, 14_336, 32_768, False),
+    # Held out.
+    "smollm-1.7b": Shape("llama", 2048, 24, 32, 32, 64, 8192, 49_152, True),
+    "tinyllama": Shape("llama", 2048, 22, 32, 4, 64, 5632, 32_000, False),
+    "qwen2.5-0.5b": Shape("qwen2", 896, 24, 14, 2, 64, 4864, 151_936, True),
+    "qwen2.5-3b": Shape("qwen2", 2048, 36, 16, 2, 128, 11_008, 151_936, True),
+    "qwen3-1.7b": Shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151_936, True),
+    "nemo-12b/5": Shape("mistral", 5120, 8, 32, 8, 128, 14_336, 131_072, False),
     "mistral-7b": Shape("mistral", 4096, 32, 32, 8, 128, 14_336, 32_768, False),
 }
 
@@ -99,21 +105,30 @@ FIT = (
     _sft("qwen3-0.6b", 256, 8),
     _grpo("qwen3-0.6b", 4, 32, 16, 96, tokens=30),
 )
-HELD_OUT = (
+# Once held out. The constants were fitted anew after their errors were seen, so they are no longer.
+SEEN = (
     _grpo("qwen2.5-1.5b", 16, 2, 32, 1024, steps=5),
     _sft("qwen2.5-1.5b", 128, 16, max_length=4096, tokens=700),
     _sft("llama-1b", 2, 16),
     _grpo("llama-1b", 16, 16, 4, 64),
     _sft("mistral-7b/4", 16, 16),
     _grpo("mistral-7b/4", 2, 8, 4, 64, tokens=200),
-    # The same again: its code is compiled by now.
-    _sft("llama-1b", 2, 16),
-    _grpo("llama-1b", 16, 4, 32, 256),
-    _sft("qwen2.5-1.5b", 16, 64, recompute="full"),
+)
+HELD_OUT = (
+    _sft("qwen3-1.7b", 16, 32, tokens=200, recompute="full"),
+    _grpo("qwen2.5-0.5b", 8, 16, 16, 256),
+    _sft("smollm-1.7b", 8, 24, tokens=400),
+    _grpo("qwen3-1.7b", 128, 4, 32, 64),
+    _sft("nemo-12b/5", 2, 16),
+    _grpo("smollm-1.7b", 32, 8, 8, 128),
+    _sft("qwen2.5-3b", 64, 8, tokens=600),
+    _sft("tinyllama", 4, 64, tokens=150),
+    _grpo("qwen2.5-3b", 16, 4, 4, 1024, steps=5),
+    _grpo("nemo-12b/5", 4, 8, 4, 64, tokens=200),
 )
 # Held out too, apart for their 15 GB.
 LARGE = (_sft("mistral-7b", 16, 16), _grpo("mistral-7b", 2, 8, 4, 64, tokens=200))
-SETS = {"tiny": TINY, "fit": FIT, "held_out": HELD_OUT, "large": LARGE}
+SETS = {"tiny": TINY, "fit": FIT, "seen": SEEN, "held_out": HELD_OUT, "large": LARGE}
 
 
 # -- one installation ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ SHOWN = ("held_out", "large")
 
 def fitted_rows(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The runs that constants may be fitted to, as `bench.engine.fit_calibration` reads them."""
-    return [row(run) for run in kept["runs"] if run["set"] in ("fit", "plain")]
+    return [row(run) for run in kept["runs"] if run["set"] in ("fit", "plain", "seen")]
 
 
 def row(run: Run) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def row(run: Run) -> dict[str, Any]:
         "cores": run["device"]["cores"],
         "plan": {key: run["forecast"][key] for key in ("micro_tokens", "recompute", "rows", "context")},
         "compiled": compiled(run),
+        "pace": run["forecast"].get("pace", 1.0),
         "data": run["forecast"]["data"],
         **measured,
         "commit": run.get("commit"),

@@ -4,8 +4,8 @@
 
 `measured.json` is a list of runs: `model` (a listed name, or a table of ModelFacts' fields), `train` (the
 table of the run file), `plan` (micro_tokens, recompute, rows, context), `gpu` (a name, or null) with `cores`,
-`data` (DataFacts' fields), `compiled` (the parts of its code that were), and what was measured: `peak_bytes`,
-`step_s`, `setup_s`, or some of them. `python -m bench.forecast rows` writes such a list.
+`data` (DataFacts' fields), `compiled` (the parts of its code that were), `pace` (of its host), and what was
+measured: `peak_bytes`, `step_s`, `setup_s`, or some of them. `python -m bench.forecast rows` writes such a list.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def _read(row: Mapping[str, Any]) -> MeasuredRun:
     gpu = gpus.find(row["gpu"]) if row.get("gpu") else None
     if row.get("gpu") and gpu is None:
         raise ValueError(f"GPU {row['gpu']!r} is not known")
+    compiled, pace = frozenset(row.get("compiled", ())), row.get("pace", 1.0)
     case = ForecastCase(
         parse(facts.id, row["train"], facts),
         facts,
-        Device(gpu, row.get("cores", 1), compiled=frozenset(row.get("compiled", ()))),
+        Device(gpu, row.get("cores", 1), compiled=compiled, pace=pace),
         DataFacts(**row.get("data", {})),
     )
     measured = (row.get(key) for key in ("peak_bytes", "step_s", "setup_s"))

@@ -15,7 +15,7 @@ from corral.engine.data.prompt_form import PromptForm, form_of
 from corral.engine.data.rows import RowSet
 from corral.engine.engine import Engine, Options
 from corral.engine.errors import DataError
-from corral.engine.model import adapters, compiled_code
+from corral.engine.model import adapters, compiled_code, host_pace
 from corral.engine.model import load as models
 from corral.engine.model.load import LoadedModel
 from corral.engine.spec import InvalidSpec, JobPaths, JobSpec
@@ -215,7 +215,9 @@ def forecast_run(train: Train, loaded: LoadedModel, data: DataFacts) -> Forecast
     if gpu is None:
         return first
     found = compiled_code.known(compiled_code.keys(train, facts, first.plan, device=gpu.name))
-    return forecast(train, facts, gpu, data, cores=cores, ram_bytes=ram, compiled=found)
+    return forecast(
+        train, facts, gpu, data, cores=cores, ram_bytes=ram, compiled=found, pace=host_pace.usual()
+    )
 
 
 def remember_compiled(train: Train, engine: Engine, forecast: Forecast | None) -> None:
@@ -230,3 +232,8 @@ def remember_compiled(train: Train, engine: Engine, forecast: Forecast | None) -
         recompute="full" if options.recompute else "none",
     )
     compiled_code.remember(compiled_code.keys(train, facts, plan, device=gpu.name).values())
+
+
+def remember_pace(forecast: Forecast | None, setup_s: float) -> None:
+    if forecast is not None and device_facts() is not None:
+        host_pace.remember(forecast, setup_s)

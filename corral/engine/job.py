@@ -340,6 +340,9 @@ class EngineJob:
         finally:
             if training.meter.steps_s:
                 inputs.remember_compiled(training.train, training.engine, forecast)
+            # After fewer steps nobody knows how much of them was set-up.
+            if len(training.meter.steps_s) > 2:
+                inputs.remember_pace(forecast, setup_s + training.meter.warming_s())
         # Now, and not when all is written: samples for people are no part of what was forecast.
         memory, total_s = training.meter.memory, time.perf_counter() - self.began
         peak, parts = memory.whole_bytes(), memory.parts()

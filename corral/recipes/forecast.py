@@ -24,7 +24,8 @@ class Forecast:
     """`peak_bytes` is what the device must have free (`parts` sum to it; corral.recipes.memory says what it
     counts); `needed_bytes` is how large the device must be, with a margin. `total_s` is the wall time from
     the start, `setup_s` included, and `cost` is that time at the machine's price: the one basis of estimate,
-    meter and bill. `compiled` is which parts of its code were compiled already. None is not known."""
+    meter and bill. `compiled` is which parts of its code were compiled already, and `pace` how many times as long as
+    usual earlier set-ups took there. None is not known."""
 
     peak_bytes: int
     parts: dict[str, int]
@@ -43,6 +44,7 @@ class Forecast:
     rows: int
     context: int
     compiled: tuple[CodePart, ...]
+    pace: float
     data: DataFacts
     notes: tuple[str, ...]
 
@@ -66,11 +68,12 @@ def forecast(
     price_per_hour: float | None = None,
     machine_setup_s: float = 0.0,
     compiled: frozenset[CodePart] = frozenset(),
+    pace: float = 1.0,
     constants: Calibration | None = None,
 ) -> Forecast:
     """The forecast of a run on a device (`gpu` None: on the CPU), cut into pieces as the engine would."""
     constants = constants or calibration.default()
-    device = Device(gpu, cores, ram_bytes, compiled)
+    device = Device(gpu, cores, ram_bytes, compiled, pace)
     case = ForecastCase(train, facts, device, data or DataFacts(), constants)
     plan = choose(case, budget_bytes(case))
     return forecast_plan(
@@ -122,6 +125,7 @@ def forecast_plan(
         rows=plan.rows,
         context=plan.context,
         compiled=tuple(sorted(case.device.compiled)),
+        pace=case.device.pace,
         data=case.data,
         notes=tuple(notes),
     )
@@ -131,13 +135,17 @@ def setup_s(case: ForecastCase) -> float:
     """From the start of the process to the first step: imports, weights, adapter, compilers. Code that is
     compiled already is still traced and loaded, and CUDA graphs are made anew."""
     constants, facts = case.constants, case.facts
-    size = facts.params * 2
-    seconds = constants.start_s + size / constants.read_bytes_per_s
+    fetched_s = facts.params * 2 / constants.fetch_bytes_per_s if facts.source == "hub" else 0.0
+    return _host_setup_s(case) * case.device.pace + fetched_s
+
+
+def _host_setup_s(case: ForecastCase) -> float:
+    """The part of the set-up that the host's processor and disk do, on a usual host."""
+    constants, facts = case.constants, case.facts
+    seconds = constants.start_s + facts.params * 2 / constants.read_bytes_per_s
     if case.train.method == "lora":
         # An adapter is drawn on the host, by one core.
         seconds += adapter_params(case) / constants.attach_weights_per_s
-    if facts.source == "hub":
-        seconds += size / constants.fetch_bytes_per_s
     if case.device.gpu is None:
         return seconds
     seconds += constants.trace_s + _first_time_s(case)

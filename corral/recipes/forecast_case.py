@@ -21,12 +21,13 @@ CodePart = Literal["training", "sampling", "libraries"]
 @dataclass(frozen=True, slots=True)
 class Device:
     """Where a run goes: a GPU, or a machine's own cores and memory. `compiled` are the parts of the run's
-    code that an earlier run compiled there."""
+    code that an earlier run compiled there; `pace` is how many times as long as usual set-ups take there."""
 
     gpu: GpuFacts | None
     cores: int = 1
     ram_bytes: int | None = None
     compiled: frozenset[CodePart] = frozenset()
+    pace: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

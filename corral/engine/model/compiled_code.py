@@ -44,20 +44,21 @@ def keys(train: Train, facts: ModelFacts, plan: MemoryPlan, *, device: str) -> d
 
 def known(wanted: Mapping[CodePart, str]) -> frozenset[CodePart]:
     """The parts that an earlier run compiled here."""
-    folder = _folder()
-    return frozenset(part for part, key in wanted.items() if (folder / key).is_file())
+    place = folder()
+    return frozenset(part for part, key in wanted.items() if (place / key).is_file())
 
 
 def remember(found: Iterable[str]) -> None:
     # A folder that cannot be written to keeps no compiled code either.
     with suppress(OSError):
-        folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True)
+        place = folder()
+        place.mkdir(parents=True, exist_ok=True)
         for key in found:
-            (folder / key).touch()
+            (place / key).touch()
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Where runs on this host leave what the next one may know."""
     # By attribute: torch loads its compiler, which takes seconds, when it is first named.
     return Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) / _FOLDER
 
