@@ -5,7 +5,8 @@
 `measured.json` is a list of runs: `model` (a listed name, or a table of ModelFacts' fields), `train` (the
 table of the run file), `plan` (micro_tokens, recompute, rows, context), `gpu` (a name, or null) with `cores`,
 `data` (DataFacts' fields), `compiled` (the parts of its code that were), `pace` (of its host), and what was
-measured: `peak_bytes`, `step_s`, `setup_s`, or some of them. `python -m bench.forecast rows` writes such a list.
+measured: `peak_bytes`, `step_s`, `setup_s`, or some of them.
+`python -m bench.forecast rows` writes such a list.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Forecast:
     """`peak_bytes` is what the device must have free (`parts` sum to it; corral.recipes.memory says what it
     counts); `needed_bytes` is how large the device must be, with a margin. `total_s` is the wall time from
     the start, `setup_s` included, and `cost` is that time at the machine's price: the one basis of estimate,
-    meter and bill. `compiled` is which parts of its code were compiled already, and `pace` how many times as long as
-    usual earlier set-ups took there. None is not known."""
+    meter and bill. `compiled` is which parts of its code were compiled already, and `pace` how many times as
+    long as usual earlier set-ups took there. None is not known."""
 
     peak_bytes: int
     parts: dict[str, int]
