@@ -126,11 +126,14 @@ def write_table(target: Path, *, commit: str | None) -> None:
 
 
 def merge(source: Path, target: Path, *, commit: str | None) -> None:
-    """The runs of one file into another. A run that found its code compiled is another one."""
+    """The runs of one file into another. A run that found its code compiled is another one, and so is the
+    same run on another host where constants are fitted to both."""
     files = [folder / "forecast.json" for folder in (target, source) if (folder / "forecast.json").exists()]
     kept = [json.loads(file.read_text()) for file in files]
-    found = {(run["set"], run["what"], *compiled(run)): run for part in kept for run in part["runs"]}
-    runs = [*found.values()]
+    every = [run for part in kept for run in part["runs"]]
+    fitted = [run for run in every if run["set"] not in SHOWN]
+    shown = {(run["set"], run["what"], *compiled(run)): run for run in every if run["set"] in SHOWN}
+    runs = [*fitted, *shown.values()]
     commits = {run["what"]: run["commit"] for run in runs}
     whole = {"machine": kept[-1]["machine"], "commit": commits, "runs": runs}
     (target / "forecast.json").write_text(json.dumps(whole, indent=1) + "\n")
