@@ -9,6 +9,7 @@ srun tells each end in two lines, the first of which has the status as wait(2) g
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from corral.adapters.executors.slurm import scripts
 from corral.adapters.executors.slurm.models import StepRecord, TaskEnd
@@ -22,13 +23,13 @@ _COMPLAINT = re.compile(r"^srun: error: (.+)$")
 _NO_MEMORY = re.compile(re.escape(scripts.NO_MEMORY_WORD) + r" rank-(\d+)\.out")
 
 
-def read_step(text: str) -> StepRecord:
+def read_step(lines: Sequence[str]) -> StepRecord:
     """Of tasks, by their number in the step."""
     nodes: dict[int, str] = {}
     started: set[str] = set()
     ends: dict[int, TaskEnd] = {}
     status, asked, complaint = 0, False, ""
-    for line in text.splitlines():
+    for line in lines:
         if match := _SENT.search(line):
             nodes |= dict.fromkeys(numbers(match[2]), match[1])
         elif match := _STARTED.search(line):
@@ -40,6 +41,7 @@ def read_step(text: str) -> StepRecord:
         elif match := _COMPLAINT.match(line):
             complaint = match[1]
         asked = asked or line == scripts.DEADLINE_WORD or bool(_ASKED.search(line))
+    text = "\n".join(lines)
     return StepRecord(
         job_id=_after(scripts.JOB_WORD, text),
         nodes=nodes,
