@@ -38,9 +38,9 @@ class LocalRay:
             raise
 
     def _start(self, errors: IO[bytes]) -> subprocess.Popen[str]:
-        program = Path(__file__).with_name("ray_nodes.py")
         return subprocess.Popen(
-            [sys.executable, str(program), str(self.folder)],
+            [sys.executable, "-m", "support.ray_nodes", str(self.folder)],
+            cwd=Path(__file__).parent.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

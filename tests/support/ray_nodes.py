@@ -22,8 +22,7 @@ class Nodes:
         head = {**common, "node_ip_address": HOST, "include_dashboard": False, "temp_dir": f"{folder}/r"}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self._add(common, "A100") for _ in range(NODES - 1)]
-        os.environ["RAY_memory_usage_threshold"] = "0.0"
-        os.environ["RAY_memory_monitor_refresh_ms"] = "100"
+        os.environ.update({"RAY_memory_usage_threshold": "0.0", "RAY_memory_monitor_refresh_ms": "100"})
         self._add({**common, "num_cpus": 1, "num_gpus": 1}, "H100")
         ray.init(
             self.cluster.address,
@@ -59,13 +58,11 @@ class Nodes:
         ray.kill(self.held.pop(request["name"]))
 
     def fill(self, _: dict[str, Any]) -> None:
-
         bundles = [{"CPU": CPUS_OF_A_NODE}] * NODES
         self.held["full"] = placement_group(bundles, strategy="STRICT_SPREAD")
         assert self.held["full"].wait(30)
 
     def empty(self, _: dict[str, Any]) -> None:
-
         remove_placement_group(self.held.pop("full"))
 
     def free(self, _: dict[str, Any]) -> dict[str, float]:

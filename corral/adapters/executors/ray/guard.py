@@ -103,6 +103,7 @@ class Guard:
         self.end_at = None if limit_s is None else time.monotonic() + limit_s
         self.pid = 0
         self.actor_listens = True
+        self.output_lasts = True
 
     def run(self) -> None:
         self.output, output_end = os.pipe()
@@ -181,15 +182,14 @@ class Guard:
 
     def pump(self) -> None:
         """What the worker wrote goes to the actor, or nowhere: the worker must never wait for it."""
-        while True:
+        while self.output_lasts:
             try:
                 part = os.read(self.output, 65536)
             except BlockingIOError:
                 return
             if not part:
                 self.poller.unregister(self.output)
-                self.output = os.open(os.devnull, os.O_RDONLY)
-                return
+                self.output_lasts = False
             while part and self.actor_listens:
                 try:
                     part = part[os.write(1, part) :]
