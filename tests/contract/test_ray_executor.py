@@ -115,7 +115,7 @@ class RayHarness(ExecutorHarness):
     def away(self) -> Iterator[None]:
         head = self.local.ask("gcs_pid")
         for api in self.apis:
-            api._cluster = replace(self.config, timeout_s=3.0)
+            api._cluster = replace(self.config, timeout_s=2.0)
         os.kill(head, signal.SIGSTOP)
         try:
             yield

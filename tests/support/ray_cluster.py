@@ -16,9 +16,16 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 # Not 127.0.0.1, which Ray replaces by an address that others can reach.
 HOST = "127.0.0.2"
-ENVIRON = {"RAY_AUTH_MODE": "disabled", "RAY_DISABLE_MEMORY_MONITOR": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRON = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A node is lost after five of these.
+    "RAY_health_check_period_ms": "1000",
+}
 NODES = 3
 CPUS_OF_A_NODE = 4
 
@@ -67,4 +74,8 @@ class LocalRay:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        # Agents of a node that was killed see it late.
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(self.folder) in word for word in process.info["cmdline"] or ()):
+                process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
