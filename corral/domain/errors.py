@@ -45,6 +45,20 @@ class Conflict(CorralError):
     code = "conflict"
 
 
+class NoObject(NotFound):
+    """The lease is good, and its attempt has no object of that name."""
+
+    code = "no_object"
+    hint = "Wait for it with `wait_s`, or check its name."
+
+
+class PreconditionFailed(CorralError):
+    """The object is not as `If-Match` or `If-None-Match` says: somebody else was first."""
+
+    code = "precondition_failed"
+    hint = "Read it again, and decide anew."
+
+
 class LeaseLost(CorralError):
     """The caller's epoch is no longer the newest, or its rank is not live: it must stop its child."""
 

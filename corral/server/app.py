@@ -35,6 +35,7 @@ from corral.server.routes import (
     local_handover,
     logs,
     manifests,
+    objects,
     quotas,
     runs,
     schedules,
@@ -57,6 +58,7 @@ _ROUTES = (
     logs,
     events,
     leases,
+    objects,
     local_handover,
     blobs,
     artifacts,
@@ -145,6 +147,8 @@ class ControlPlane:
             self.services.hub.wake(key)
         elif topic == topics.TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
+        elif topic == topics.TOPIC_OBJECT:
+            self.services.hub.wake(objects.wake_key(key))
         elif topic == TOPIC_CALL_READY:
             self._call_is_ready(key)
         elif topic == TOPIC_CALL:

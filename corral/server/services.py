@@ -19,6 +19,7 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.board import Board
 from corral.core.queue.long_polls import ClaimDesk, LongPolls
 from corral.core.secrets import SecretRedactor
+from corral.core.storage.objects import ObjectWaits
 from corral.core.wakeups import Wakeups
 from corral.core.webhooks.delivery import Notifier
 from corral.ports.blobs import BlobStore, SegmentStore
@@ -91,6 +92,7 @@ class Services:
         self.streams = OpenStreams(self.store, self.clock)
         self.public_bodies = PublicBodies(self.limits.public_bodies)
         self.redactor = SecretRedactor(self.cipher)
+        self.object_waits = ObjectWaits()
         self.log_writer = LogWriter(
             self.store, self.segments, self.redactor, self.clock, self.policy, self.in_thread
         )

@@ -638,3 +638,11 @@ CREATE TABLE host_samples (
     PRIMARY KEY (host_id, at)
 )/*sqlite  WITHOUT ROWID*/;
 CREATE INDEX host_samples_at ON host_samples (at);
+
+-- Whose attempt the objects of a run are, how many they are and how many bytes they have.
+CREATE TABLE object_counts (
+    run_id TEXT NOT NULL PRIMARY KEY,
+    attempt INTEGER NOT NULL,
+    objects INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+);
