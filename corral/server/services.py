@@ -15,6 +15,9 @@ from corral.core.calls.exchange import CallExchange
 from corral.core.hosts.samples import SampleBuffer
 from corral.core.leases.outcomes import LeaseEnder
 from corral.core.logs import LogWriter
+from corral.core.placements.orders import OrderDesk
+from corral.core.placements.place import Placing
+from corral.core.placements.placer import ExecutorFactory, Placer, no_executors
 from corral.core.policy import ServerPolicy
 from corral.core.queue.board import Board
 from corral.core.queue.long_polls import ClaimDesk, LongPolls
@@ -81,12 +84,16 @@ class Services:
     # Files are hashed, written and synced here, so that no upload holds up a beat.
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
     bulk_reads: BulkReads = field(default_factory=BulkReads)
+    make_executor: ExecutorFactory = no_executors
 
     def __post_init__(self) -> None:
         self.samples = SampleBuffer()
         self.board = Board(margin_s=self.policy.least_margin_s)
         self.long_polls = LongPolls(self.board.shapes)
         self.claims = ClaimDesk(self.store, self.clock, self.policy, self.board, self.long_polls, self.hub)
+        placing = Placing(self.board, self.policy, self.cipher)
+        desk = OrderDesk(placing, self.trust.ca_pem)
+        self.placer = Placer(self.store, self.clock, placing, desk, self.make_executor, self.in_thread)
         self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
         self.token_cache = TokenCache(lambda: self.clock.now())
         self.streams = OpenStreams(self.store, self.clock)

@@ -22,6 +22,7 @@ from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.installation import Installation
 from corral.domain.leases import Lease
 from corral.domain.manifests import Manifest, ManifestRun
+from corral.domain.placements.placements import ExecutorRecord, Placement
 from corral.domain.quotas import Quota, UsageHours
 from corral.domain.runs.runs import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.domain.schedules import Schedule
@@ -82,6 +83,8 @@ CALL = RecordKind(CallRecord)
 CHUNK = RecordKind(Chunk)
 DELIVERY = RecordKind(Delivery)
 ENDPOINT = RecordKind(Endpoint)
+EXECUTOR = RecordKind(ExecutorRecord)
+PLACEMENT = RecordKind(Placement)
 EVENT = RecordKind(Event)
 GROUP = RecordKind(Group)
 HOST = RecordKind(Host)

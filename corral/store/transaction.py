@@ -11,6 +11,7 @@ from corral.store.tables.calls import SqlCalls
 from corral.store.tables.disk import SqlDisk
 from corral.store.tables.endpoints import SqlEndpoints
 from corral.store.tables.events import SqlEvents
+from corral.store.tables.executors import SqlExecutors
 from corral.store.tables.groups import SqlGroups
 from corral.store.tables.hosts import SqlHosts, SqlHostSamples
 from corral.store.tables.installation import SqlInstallation
@@ -19,6 +20,7 @@ from corral.store.tables.logs import SqlLogs
 from corral.store.tables.loops import SqlLoops
 from corral.store.tables.manifests import SqlManifests
 from corral.store.tables.objects import SqlObjects
+from corral.store.tables.placements import SqlPlacements
 from corral.store.tables.quotas import SqlQuotas
 from corral.store.tables.runs import SqlRuns
 from corral.store.tables.schedules import SqlSchedules
@@ -44,6 +46,7 @@ class Tx:
         self.disk = SqlDisk(connection)
         self.endpoints = SqlEndpoints(connection)
         self.events = SqlEvents(connection)
+        self.executors = SqlExecutors(connection)
         self.groups = SqlGroups(connection)
         self.host_samples = SqlHostSamples(connection)
         self.hosts = SqlHosts(connection)
@@ -53,6 +56,7 @@ class Tx:
         self.loops = SqlLoops(connection)
         self.manifests = SqlManifests(connection)
         self.objects = SqlObjects(connection)
+        self.placements = SqlPlacements(connection)
         self.quotas = SqlQuotas(connection)
         self.runs = SqlRuns(connection)
         self.schedules = SqlSchedules(connection)

@@ -133,7 +133,7 @@ class Claim:
 
     def _taken_up(self, tx: Tx, held: list[LeaseHolding]) -> list[Grant]:
         """What was assigned to the host while its claim waited, which may have asked for less than that."""
-        if self.ask.only is not None or not self.ask.max_leases:
+        if not self.ask.max_leases:
             return []
         assigned = [item.lease_id for item in held if item.request_id == ASSIGNED]
         for lease_id in assigned:
