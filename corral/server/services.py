@@ -17,7 +17,7 @@ from corral.core.leases.outcomes import LeaseEnder
 from corral.core.logs import LogWriter
 from corral.core.placements.orders import OrderDesk
 from corral.core.placements.place import Placing
-from corral.core.placements.placer import ExecutorFactory, Placer, no_executors
+from corral.core.placements.placer import Placer
 from corral.core.policy import ServerPolicy
 from corral.core.queue.board import Board
 from corral.core.queue.long_polls import ClaimDesk, LongPolls
@@ -27,6 +27,7 @@ from corral.core.wakeups import Wakeups
 from corral.core.webhooks.delivery import Notifier
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.clock import Clock
+from corral.ports.executor import ExecutorFactory
 from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.auth import TokenCache
@@ -77,6 +78,7 @@ class Services:
     clock: Clock
     policy: ServerPolicy
     sender: WebhookSender
+    executors: ExecutorFactory
     limits: RequestLimits = field(default_factory=RequestLimits)
     trust: TlsTrust = field(default_factory=TlsTrust)
     hub: Wakeups = field(default_factory=Wakeups)
@@ -84,7 +86,6 @@ class Services:
     # Files are hashed, written and synced here, so that no upload holds up a beat.
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
     bulk_reads: BulkReads = field(default_factory=BulkReads)
-    make_executor: ExecutorFactory = no_executors
 
     def __post_init__(self) -> None:
         self.samples = SampleBuffer()
@@ -93,7 +94,7 @@ class Services:
         self.claims = ClaimDesk(self.store, self.clock, self.policy, self.board, self.long_polls, self.hub)
         placing = Placing(self.board, self.policy, self.cipher)
         desk = OrderDesk(placing, self.trust.ca_pem)
-        self.placer = Placer(self.store, self.clock, placing, desk, self.make_executor, self.in_thread)
+        self.placer = Placer(self.store, self.clock, placing, desk, self.executors, self.in_thread)
         self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
         self.token_cache = TokenCache(lambda: self.clock.now())
         self.streams = OpenStreams(self.store, self.clock)

@@ -11,7 +11,6 @@ from corral.store.tables.calls import SqlCalls
 from corral.store.tables.disk import SqlDisk
 from corral.store.tables.endpoints import SqlEndpoints
 from corral.store.tables.events import SqlEvents
-from corral.store.tables.executors import SqlExecutors
 from corral.store.tables.groups import SqlGroups
 from corral.store.tables.hosts import SqlHosts, SqlHostSamples
 from corral.store.tables.installation import SqlInstallation
@@ -20,7 +19,7 @@ from corral.store.tables.logs import SqlLogs
 from corral.store.tables.loops import SqlLoops
 from corral.store.tables.manifests import SqlManifests
 from corral.store.tables.objects import SqlObjects
-from corral.store.tables.placements import SqlPlacements
+from corral.store.tables.placements import SqlExecutors, SqlPlacements
 from corral.store.tables.quotas import SqlQuotas
 from corral.store.tables.runs import SqlRuns
 from corral.store.tables.schedules import SqlSchedules

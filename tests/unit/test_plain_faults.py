@@ -25,7 +25,7 @@ from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.calls import CallView
 from corral.wire.faults import in_words
-from corral.wire.runs import Placement, RunSelection
+from corral.wire.runs import HostVerdict, RunSelection
 from corral.wire.tokens import TokenRequest
 
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
@@ -200,7 +200,7 @@ def test_help_says_what_an_option_takes_in_words(tmp_path: Path) -> None:
 def test_every_reason_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """HOUR3-15: reasons were parted by the sign that some of them hold."""
     show_placements(
-        [Placement(host="tower", host_id="h-1", eligible=False, reasons=["set aside; it broke", "away"])]
+        [HostVerdict(host="tower", host_id="h-1", eligible=False, reasons=["set aside; it broke", "away"])]
     )
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]

@@ -19,14 +19,14 @@ from corral.core.placements.close import begin_close, end_close, lose, needless
 from corral.core.placements.orders import OrderDesk, mark_of
 from corral.core.placements.place import Placing
 from corral.core.topics import TOPIC_ASSIGNED
-from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.errors import CorralError
 from corral.domain.ids import PlacementId
 from corral.domain.placements.orders import SightCause, Sighting
 from corral.domain.placements.placements import ExecutorRecord, Placement, PlacementState
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.states import RunState
 from corral.ports.clock import Clock
-from corral.ports.executor import Executor, ExecutorUnreachable, LaunchRefused
+from corral.ports.executor import Executor, ExecutorFactory, ExecutorUnreachable, LaunchRefused
 from corral.store.store import Store
 from corral.store.transaction import Tx
 
@@ -38,12 +38,6 @@ _SWEEP_S = 60.0
 # What a launch key looks like; whatever else carries the mark was not made by a placement.
 _KEY = re.compile(r"corral-[a-z0-9]{12}")
 
-ExecutorFactory = Callable[[ExecutorRecord], Executor]
-
-
-def no_executors(record: ExecutorRecord) -> Executor:
-    raise InvalidInput(f"this server was built without executors, and {record.name} is one")
-
 
 @dataclass
 class Placer:
@@ -51,7 +45,7 @@ class Placer:
     clock: Clock
     placing: Placing
     desk: OrderDesk
-    make: ExecutorFactory
+    factory: ExecutorFactory
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
     _executors: dict[str, tuple[ExecutorRecord, Executor]] = field(default_factory=dict)
     _swept_at: float = float("-inf")
@@ -99,7 +93,7 @@ class Placer:
         order = await self.store.read(lambda tx: self.desk.order(tx, placement, record))
         if order is None:
             return
-        executor, now = self._executor(record), self.clock.now()
+        executor, now = self.executor(record), self.clock.now()
         try:
             handle = await self._call(lambda: executor.launch(order))
         except LaunchRefused as error:
@@ -131,7 +125,7 @@ class Placer:
         lose(tx, placement_id, Reason.NO_CAPACITY, why, now=now, final=final)
 
     async def _close(self, record: ExecutorRecord, placement: Placement) -> None:
-        executor = self._executor(record)
+        executor = self.executor(record)
         # A launch whose answer was lost has no handle here; by its key it is found.
         handle = placement.handle or await self._handle_of(executor, placement)
         if handle is not None:
@@ -147,7 +141,7 @@ class Placer:
         handles = {one.handle: one for one in placements if one.handle is not None}
         if not handles:
             return
-        executor = self._executor(record)
+        executor = self.executor(record)
         try:
             seen = await self._call(lambda: executor.observe(list(handles)))
         except ExecutorUnreachable as error:
@@ -178,7 +172,7 @@ class Placer:
 
     async def _sweep(self, record: ExecutorRecord) -> None:
         """End what carries our mark and no open placement claims; nothing else is touched."""
-        executor = self._executor(record)
+        executor = self.executor(record)
         try:
             mark = await self.store.read(mark_of)
             found = await self._call(lambda: executor.launched(mark))
@@ -198,12 +192,12 @@ class Placer:
             at = self.clock.now() + pause_s
             tx.placements.save(placement._replace(tries=placement.tries + 1, try_at=at, why=why[:2000]))
 
-    def _executor(self, record: ExecutorRecord) -> Executor:
+    def executor(self, record: ExecutorRecord) -> Executor:
         known = self._executors.get(record.name)
         if known is None or known[0] != record:
             if known is not None:
                 known[1].close()
-            known = self._executors[record.name] = (record, self.make(record))
+            known = self._executors[record.name] = (record, self.factory.open(record))
         return known[1]
 
     async def _call(self, work: Callable[[], T]) -> T:

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import secrets
+from corral.core.placements.executors import unknown_executors
 from corral.core.policy import ServerPolicy
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
 from corral.core.queue.why_gang import gang_notes, gang_summary
@@ -43,7 +44,7 @@ from corral.server.pages import (
     parse_time_cursor,
 )
 from corral.server.services import Services, Svc
-from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
+from corral.server.views import NameLookup, artifact_view, host_verdict, run_detail, run_view
 from corral.store.store import write_together
 from corral.store.transaction import Tx
 from corral.wire import runs as wire
@@ -109,12 +110,12 @@ def _new_runs(specs: Sequence[RunSpec], policy: ServerPolicy) -> list[NewRun]:
 def _dry_run(tx: Tx, svc: Services, new: NewRun, text: str) -> wire.SubmitAnswer:
     run, need = new.run, new.requirements
     secrets.refuse_exposed(tx, svc.cipher, run.project, text, what="the run")
-    if (refused := too_many_ranks(tx, run, need)) is not None:
+    if (refused := unknown_executors(tx, need) or too_many_ranks(tx, run, need)) is not None:
         raise refused
     asked = WhyQuestion(need, run.project, run.name)
     now, board = svc.clock.now(), svc.board
     found = standings(tx, asked, now=now, policy=svc.policy, shapes=board.shapes, roster=board.roster)
-    return wire.SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
+    return wire.SubmitAnswer(ids=[], hosts=[host_verdict(s) for s in found])
 
 
 @router.get("/runs", response_model=wire.RunPage)
@@ -356,7 +357,7 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
             run_id=found.id,
             state=found.state,
             summary=told,
-            hosts=[placement(s) for s in hosts],
+            hosts=[host_verdict(s) for s in hosts],
             queue=[*notes, *gang_notes(tx, svc.board, found, now=now, policy=svc.policy)],
         )
         # Rendered here and not in the event loop: with a thousand hosts it is long.
