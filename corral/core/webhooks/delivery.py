@@ -32,14 +32,23 @@ class Notifier:
         self._draining: dict[WebhookId, asyncio.Task[None]] = {}
 
     async def tick(self) -> None:
-        """Turn new events into deliveries, and see to it that those that are due are being sent."""
+        """Turn new events into deliveries, and see to it that those that are due are being sent.
+
+        A webhook that fails keeps no other from its turn; the first failure is raised at the end.
+        """
+        failures: list[Exception] = []
         for hook in await self._store.read(lambda tx: tx.webhooks.all()):
             if hook.paused:
                 continue
-            await self._gather(hook)
+            try:
+                await self._gather(hook)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
             running = self._draining.get(hook.id)
             if running is None or running.done():
                 self._draining[hook.id] = asyncio.create_task(self._drain(hook.id))
+        if failures:
+            raise failures[0]
 
     async def forget(self) -> int:
         now = self._clock.now()
