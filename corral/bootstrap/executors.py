@@ -4,63 +4,78 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.placements.placements import ExecutorKind, ExecutorRecord
 from corral.ports.executor import Executor
+from corral.wire.faults import in_words
 
 # Options of every kind, which the order of a launch is made from.
-_COMMON = {
-    "url": "where its workers find this server",
-    "command": "what each worker is started with, as a list of words",
-    "image": "the container image of its workers",
-}
+_COMMON = ("url", "command", "image")
 
 
 class ExecutorMissing(CorralError):
+    """What an executor needs is not installed here."""
+
     code = "executor_missing"
+
+
+class _Kind(NamedTuple):
+    # A dataclass: its fields are the options.
+    options: type[Any]
+    make: Callable[[Any], Executor]
 
 
 class InstalledExecutors:
     """Loads what a kind needs when it is first asked for: most installations have none of them."""
 
     def checked(self, kind: ExecutorKind, options: Mapping[str, object]) -> dict[str, object]:
-        known, _ = _loaded(kind)
-        names = {field.name: field for field in fields(known)}
-        wrong = [
-            FieldError(f"options.{name}", f"is no option of {kind}") for name in options if name not in names
-        ]
-        wrong = [one for one in wrong if one.path.removeprefix("options.") not in _COMMON]
-        if not options.get("url"):
-            wrong.append(FieldError("options.url", "is missing: where its workers find this server"))
-        missing = [
-            name
-            for name, field in names.items()
-            if field.default is MISSING and field.default_factory is MISSING and name not in options
-        ]
-        wrong += [FieldError(f"options.{name}", "is missing") for name in missing]
-        if wrong:
+        wrong = (
+            [] if options.get("url") else [FieldError("url", "is missing: where workers find this server")]
+        )
+        command = options.get("command", [])
+        if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+            wrong.append(FieldError("command", "is not a list of words"))
+        _, faults = _read(kind, options)
+        if wrong := [*wrong, *faults]:
             raise InvalidInput(
-                "; ".join(f"{one.path} {one.message}" for one in wrong),
-                hint=f"Options of {kind}: {', '.join([*names, *_COMMON])}.",
+                f"the options of {kind} are wrong: "
+                + "; ".join(f"{fault.path} {fault.message}" for fault in wrong),
+                hint=f"There are {', '.join(_names(kind))}; docs/howto/{kind}.md says what each is for.",
                 fields=wrong,
             )
-        own = {name: value for name, value in options.items() if name in names}
-        try:
-            known(**own)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"the options of {kind} are wrong: {error}") from None
         return dict(options)
 
     def open(self, record: ExecutorRecord) -> Executor:
-        known, make = _loaded(record.kind)
-        names = {field.name for field in fields(known)}
-        options = json.loads(record.options)
-        return make(known(**{name: value for name, value in options.items() if name in names}))
+        options, faults = _read(record.kind, json.loads(record.options))
+        if faults:
+            # They were right when it was added: it is this Corral that knows others.
+            raise InvalidInput(f"executor {record.name}: {faults[0].path} {faults[0].message}")
+        return _loaded(record.kind).make(options)
 
 
-def _loaded(kind: ExecutorKind) -> tuple[Any, Callable[[Any], Executor]]:
-    """The options of a kind, and what makes an executor of them."""
+def _read(kind: ExecutorKind, given: Mapping[str, object]) -> tuple[Any, list[FieldError]]:
+    known = _loaded(kind).options
+    own = {field.name for field in fields(known)}
+    wrong = [
+        FieldError(name, "is not an option") for name in given if name not in own and name not in _COMMON
+    ]
+    try:
+        read = TypeAdapter(known).validate_python({key: value for key, value in given.items() if key in own})
+    except ValidationError as error:
+        for item in error.errors(include_url=False, include_input=False):
+            wrong.append(FieldError(".".join(map(str, item["loc"])) or "options", in_words(item)))
+        read = None
+    return read, wrong
+
+
+def _names(kind: ExecutorKind) -> list[str]:
+    return sorted({*_COMMON, *(field.name for field in fields(_loaded(kind).options))})
+
+
+def _loaded(kind: ExecutorKind) -> _Kind:
     raise ExecutorMissing(f"executors of kind {kind} are not part of this Corral")
