@@ -1,0 +1,1 @@
+"""Executors: each brings workers up on one kind of cluster, behind `ports/executor.py`."""
