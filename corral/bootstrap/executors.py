@@ -78,4 +78,14 @@ def _names(kind: ExecutorKind) -> list[str]:
 
 
 def _loaded(kind: ExecutorKind) -> _Kind:
+    """Here and not above: a server without executors does without their packages."""
+    if kind is ExecutorKind.SLURM:
+        from corral.adapters.executors.slurm import SlurmExecutor, SlurmOptions  # noqa: PLC0415
+
+        return _Kind(SlurmOptions, SlurmExecutor)
+    if kind is ExecutorKind.KUBERNETES:
+        from corral.adapters.executors.kubernetes.executor import KubernetesExecutor  # noqa: PLC0415
+        from corral.adapters.executors.kubernetes.options import KubernetesOptions  # noqa: PLC0415
+
+        return _Kind(KubernetesOptions, KubernetesExecutor)
     raise ExecutorMissing(f"executors of kind {kind} are not part of this Corral")

@@ -415,7 +415,8 @@ class ExecutorContract:
         """DL-D14, DL-D18: one rank exits with 3, another well."""
         executor = cluster.executor()
         script = SAYS_WHO + 'if [ "$rank" = 1 ]; then echo "no such flag" >&2; exit 3; fi'
-        handle = executor.launch(cluster.order(cluster.key(), 2, script))
+        # Elastic: a cluster may end the others of a gang that must be whole.
+        handle = executor.launch(cluster.order(cluster.key(), 2, script, min_ranks=1))
 
         found = sighted(executor, handle, has_ended, "the end")
 
