@@ -19,7 +19,8 @@ from corral.core.placements.close import begin_close, end_close, lose, needless
 from corral.core.placements.orders import OrderDesk, mark_of
 from corral.core.placements.place import Placing
 from corral.core.topics import TOPIC_ASSIGNED
-from corral.domain.errors import CorralError
+from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import PlacementId
 from corral.domain.placements.orders import SightCause, Sighting
 from corral.domain.placements.placements import ExecutorRecord, Placement, PlacementState
@@ -95,6 +96,9 @@ class Placer:
             return
         executor, now = self.executor(record), self.clock.now()
         try:
+            # Some clusters take what they can never run, and let it wait for ever.
+            if never := await self._call(lambda: executor.refusals(order.need, order.ranks)):
+                raise LaunchRefused("; ".join(never))
             handle = await self._call(lambda: executor.launch(order))
         except LaunchRefused as error:
             # Asked again it would say the same; other executors of the run may take it.
@@ -123,6 +127,25 @@ class Placer:
         tried = {one.executor for one in tx.placements.of_run(run.id) if one.lost} | {placement.executor}
         final = set(need.executors) <= tried
         lose(tx, placement_id, Reason.NO_CAPACITY, why, now=now, final=final)
+
+    async def refusals(self, need: Requirements) -> InvalidInput | None:
+        """Why none of the executors that a run names could ever run it. One that does not answer might."""
+        if not need.is_placed:
+            return None
+        told: list[str] = []
+        for record in await self.store.read(lambda tx: tx.executors.all()):
+            if record.name not in need.executors or record.removed_at is not None:
+                continue
+            try:
+                executor = self.executor(record)
+                why = await self._call(partial(executor.refusals, need, need.ranks))
+            except CorralError:
+                return None
+            if not why:
+                return None
+            told.append(f"executor {record.name}: {'; '.join(why)}")
+        hint = "Ask for less in `[resources]` or `replicas`, or name another executor."
+        return InvalidInput(" | ".join(told), hint=hint) if told else None
 
     async def _close(self, record: ExecutorRecord, placement: Placement) -> None:
         executor = self.executor(record)

@@ -78,6 +78,9 @@ async def submit_or_try(
     caller.check_one_project([spec.project for spec in body.runs], of="submission")
     build = partial(_new_runs, body.runs, svc.policy)
     runs = await svc.in_thread(build) if body_bytes > SMALL_BYTES else build()
+    for need in {run.requirements for run in runs}:
+        if (refused := await svc.placer.refusals(need)) is not None:
+            raise refused
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:
