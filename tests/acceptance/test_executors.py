@@ -73,7 +73,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         options = {
             "kubeconfig": str(cluster.kubeconfig()),
             "image": "corral/worker:test",
-            "memory_bytes": 64 << 20,
+            "memory_bytes": 512 << 20,
         }
         yield Place(ExecutorKind.KUBERNETES, {**options, "worker_memory_bytes": 0})
 
