@@ -17,8 +17,8 @@ from corral.domain.secrets import Secret
 from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx
 
-# Of all secrets of a project, encrypted: about 380 KiB of values.
-MOST_BYTES = 512 << 10
+# Of all secrets of a project, encrypted: about 190 KiB of values.
+MOST_BYTES = 256 << 10
 
 
 def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, by: Author) -> Secret:
