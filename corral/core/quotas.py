@@ -117,17 +117,21 @@ def limits_bytes(tx: Tx, project: str) -> bool:
     return quota is not None and quota.max_bytes is not None
 
 
-def add_payloads(tx: Tx, project: str, size: int) -> None:
-    """Count what a call carries in the database; ProjectFull if the quota does not allow it."""
+def add_payloads(tx: Tx, project: str, size: int, *, check: bool = True) -> None:
+    """Count what calls carry and runs keep as objects in the database; ProjectFull if the quota is passed.
+
+    Negative where something became smaller.
+    """
     if size and limits_bytes(tx, project):
-        check_room(tx, project, size)
+        if check:
+            check_room(tx, project, size)
         tx.calls.add_payload_bytes(project, size)
 
 
 def check_room(tx: Tx, project: str, adding: int) -> None:
     """ProjectFull if so many bytes more are more than the quota allows.
 
-    Files count, and uploads that are under way or broke off, what calls carry, and secrets.
+    Files count, and uploads that are under way or broke off, what calls carry, objects of runs, and secrets.
     """
     quota = tx.quotas.get(project)
     if quota is None or quota.max_bytes is None or adding <= 0:
@@ -135,7 +139,7 @@ def check_room(tx: Tx, project: str, adding: int) -> None:
     files = tx.blobs.project_bytes(project)
     others = {
         "uploads": tx.uploads.bytes_of(project),
-        "calls": tx.calls.payload_bytes(project),
+        "calls and objects": tx.calls.payload_bytes(project),
         "secrets": tx.secrets.bytes_of(project),
     }
     total = files + sum(others.values())

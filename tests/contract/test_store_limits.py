@@ -105,6 +105,28 @@ def test_notes_of_a_run_are_bounded(db: Database) -> None:
     assert (run.event_n, lease.event_seq) == (MAX_NOTES, 1)
 
 
+def test_objects_of_a_run_count_for_its_project_until_it_is_removed(db: Database) -> None:
+    """ATK4-05: as they are written, as they are counted anew, and as they go with their run."""
+    lease_id, _ = _leased(db, 1)
+    lease = db.read(lambda tx: tx.leases.get(lease_id))  # type: ignore[arg-type]
+    assert lease is not None
+    db.write(lambda tx: quotas.put(tx, Quota(lease.project, max_bytes=1000), by=BY))
+
+    def put(tx: Tx, key: str, size: int) -> None:
+        body = b"v" * size
+        when = {"if_match": None, "if_none_match": None}
+        put_object(tx, lease.key._replace(epoch=1), key, body, **when, now=110.0, policy=POLICY)
+
+    db.write(lambda tx: put(tx, "one", 600))
+    with pytest.raises(ProjectFull, match="600 of calls and objects"):
+        db.write(lambda tx: put(tx, "two", 500))
+    db.write(lambda tx: put(tx, "one", 300))
+    counted = db.read(lambda tx: tx.calls.payload_bytes(lease.project))
+    assert counted == db.write(lambda tx: tx.calls.count_payloads(lease.project)) == 300
+    db.write(lambda tx: tx.runs.delete(lease.run_id))
+    assert db.read(lambda tx: tx.calls.payload_bytes(lease.project)) == 0
+
+
 def test_objects_of_a_run_are_bounded_and_old_ones_can_be_written(db: Database) -> None:
     lease_id, _ = _leased(db, 1)
     lease = db.read(lambda tx: tx.leases.get(lease_id))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import re
 
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
+from corral.core.quotas import add_payloads
 from corral.domain.artifacts import NamedObject
 from corral.domain.errors import Conflict, InvalidInput, TooLarge, found
 from corral.domain.leases import LeaseKey
@@ -14,6 +15,8 @@ from corral.store.transaction import Tx
 
 MAX_BYTES = 1 << 20
 MAX_OBJECTS = 10_000
+# By so little ranks meet, also where their project is full.
+_SMALL_BYTES = 64
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,128}(?:/[A-Za-z0-9._-]{1,128}){0,7}")
 
 
@@ -28,7 +31,10 @@ def put_object(
     now: float,
     policy: ServerPolicy,
 ) -> str:
-    """Write and return the new ETag. Conflict if the condition does not hold: somebody else was first."""
+    """Write and return the new ETag. Conflict if the condition does not hold: somebody else was first.
+
+    ProjectFull if the project's quota has no room for it.
+    """
     _check_name(name)
     if len(body) > MAX_BYTES:
         raise TooLarge(f"object {name} has {len(body)} bytes; {MAX_BYTES} are allowed")
@@ -46,6 +52,8 @@ def put_object(
             f"run {run.id} has {MAX_OBJECTS} objects already",
             hint="Write over old keys; large or many values belong into files.",
         )
+    more = len(body) - (0 if old is None else len(old.body))
+    add_payloads(tx, run.project, more, check=len(body) > _SMALL_BYTES)
     version = hashlib.sha256(body + (old.etag if old else "").encode()).hexdigest()[:32]
     etag = f'"{version}"'
     tx.objects.put(NamedObject(run.id, name, etag, body, key.epoch, now))

@@ -133,6 +133,10 @@ SELECT CAST(
         SELECT SUM(LENGTH(p.params)) FROM pools AS p JOIN endpoints AS e ON e.id = p.endpoint_id
         WHERE e.project = :project
     ), 0)
+    + COALESCE((
+        SELECT SUM(LENGTH(o.body)) FROM objects AS o JOIN runs AS r ON r.id = o.run_id
+        WHERE r.project = :project
+    ), 0)
 AS /*sqlite INTEGER*//*pg BIGINT*/);
 
 -- Each of the next three runs before what it counts is deleted.

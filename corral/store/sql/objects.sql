@@ -12,3 +12,10 @@ WHERE run_id = :run_id AND key > :after AND key >= :prefix AND key < :beyond ORD
 
 -- name: object_count
 SELECT COUNT(*) FROM objects WHERE run_id = :run_id;
+
+-- Runs before they and their run are deleted.
+-- name: object_bytes_take
+UPDATE payload_bytes SET bytes = bytes - (
+    SELECT CAST(COALESCE(SUM(LENGTH(body)), 0) AS /*sqlite INTEGER*//*pg BIGINT*/) FROM objects WHERE run_id = :run_id
+)
+WHERE project = (SELECT project FROM runs WHERE id = :run_id);

@@ -81,6 +81,7 @@ class SqlRuns(Table):
 
     def delete(self, run_id: RunId) -> None:
         """Delete the run and all that is its own, except artifacts and log segments."""
+        self._tell("object_bytes_take", run_id=run_id)
         for table in _TABLES_OF_A_RUN:
             self._tell(f"run_delete_{table}", run_id=run_id)
 
