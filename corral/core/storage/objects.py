@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
+from corral.core.quotas import check_room
 from corral.core.topics import TOPIC_OBJECT
 from corral.domain.artifacts import NamedObject, ObjectCounts
 from corral.domain.errors import (
@@ -33,6 +34,8 @@ from corral.store.transaction import Tx
 
 MAX_BYTES = 64 << 10
 MAX_OBJECTS = 10_000
+# By so little ranks meet, also where their project is full.
+SMALL_BYTES = 64
 MAX_BYTES_OF_ATTEMPT = 16 << 20
 # How many calls of one lease may wait for an object at once.
 MAX_WAITING = 64
@@ -91,6 +94,8 @@ def put_object(
         counts.bytes + len(write.body) - (0 if old is None else len(old.body)),
     )
     _check_room(run, counts, more)
+    if len(write.body) > SMALL_BYTES:
+        check_room(tx, run.project, more.bytes - counts.bytes)
     tx.objects.put_counts(more)
     tx.objects.put(NamedObject(run.id, write.name, etag, write.body, key.epoch, now))
     tx.announce(TOPIC_OBJECT, topic_key(lease, write.name))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 
+from corral.core.secrets import SecretRedactor
 from corral.core.webhooks.manage import key_context, url_context
 from corral.core.webhooks.notices import gather
 from corral.domain.ids import WebhookId
@@ -28,6 +29,7 @@ _FORGET_AT_ONCE = 1000
 class Notifier:
     def __init__(self, store: Store, cipher: Cipher, clock: Clock, sender: WebhookSender) -> None:
         self._store, self._cipher, self._clock, self._sender = store, cipher, clock, sender
+        self._redactor = SecretRedactor(cipher)
         self._free = asyncio.Semaphore(AT_ONCE)
         self._draining: dict[WebhookId, asyncio.Task[None]] = {}
 
@@ -85,7 +87,7 @@ class Notifier:
 
     async def _gather_page(self, webhook_id: WebhookId) -> bool:
         now = self._clock.now()
-        return await self._store.write(lambda tx: gather(tx, webhook_id, self._cipher, now=now))
+        return await self._store.write(lambda tx: gather(tx, webhook_id, self._redactor, now=now))
 
     async def _drain(self, webhook_id: WebhookId) -> None:
         try:

@@ -87,7 +87,7 @@ async def submit_or_try(
         return await svc.store.read(lambda tx: _dry_run(tx, svc, runs[0], text))
 
     def unit(tx: Tx) -> SubmitResult:
-        secrets.refuse_exposed(tx, svc.cipher, runs[0].run.project, text, what="the run")
+        secrets.refuse_exposed(tx, svc.redactor, runs[0].run.project, text, what="the run")
         return submit(
             tx,
             runs,
@@ -112,7 +112,7 @@ def _new_runs(specs: Sequence[RunSpec], policy: ServerPolicy) -> list[NewRun]:
 
 def _dry_run(tx: Tx, svc: Services, new: NewRun, text: str) -> wire.SubmitAnswer:
     run, need = new.run, new.requirements
-    secrets.refuse_exposed(tx, svc.cipher, run.project, text, what="the run")
+    secrets.refuse_exposed(tx, svc.redactor, run.project, text, what="the run")
     if (refused := unknown_executors(tx, need) or too_many_ranks(tx, run, need)) is not None:
         raise refused
     asked = WhyQuestion(need, run.project, run.name)
@@ -381,7 +381,7 @@ async def cancel_run(run: str, body: wire.CancelRequest, caller: User, svc: Svc)
 
 
 def _cancel(tx: Tx, run: Run, reason: str, caller: Caller, svc: Services) -> Run:
-    secrets.refuse_exposed(tx, svc.cipher, run.project, reason, what="the reason")
+    secrets.refuse_exposed(tx, svc.redactor, run.project, reason, what="the reason")
     return cancel(tx, run.id, reason=reason, actor=caller.actor, now=svc.clock.now(), policy=svc.policy)
 
 

@@ -24,3 +24,7 @@ ON CONFLICT (run_id) DO UPDATE SET
 -- name: object_ended_runs
 SELECT c.run_id FROM object_counts c JOIN runs r ON r.id = c.run_id
 WHERE r.state IN ('succeeded', 'failed', 'cancelled') LIMIT :limit;
+
+-- name: object_bytes_of
+SELECT CAST(COALESCE(SUM(c.bytes), 0) AS /*sqlite INTEGER*//*pg BIGINT*/)
+FROM object_counts c JOIN runs r ON r.id = c.run_id WHERE r.project = :project;

@@ -42,3 +42,7 @@ class SqlObjects(Table):
         """Delete all of a run."""
         self._tell("run_delete_objects", run_id=run_id)
         self._tell("run_delete_object_counts", run_id=run_id)
+
+    def bytes_of(self, project: str) -> int:
+        """What all objects of the project's runs have together."""
+        return self._number("object_bytes_of", project=project)
