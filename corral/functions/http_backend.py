@@ -23,6 +23,7 @@ from corral.client.files.upload import upload
 from corral.client.volumes import volumes
 from corral.client.volumes.folder import VolumeFolder
 from corral.domain.calls import INLINE_BYTES
+from corral.domain.endpoints import LIVE, prefixed
 from corral.domain.errors import BlobMissing, DigestMismatch, InvalidInput, NotFound
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
 from corral.functions.errors import EndpointGone, ResultLost
@@ -115,7 +116,7 @@ class HttpBackend:
         package = pack(member)
         code, digest = self._ship(package, project)
         settings = member.settings
-        name = f"live.{member.endpoint}"[:64].rstrip("._-") if live else member.endpoint
+        name = prefixed(LIVE, member.endpoint) if live else member.endpoint
         spec = RunSpec(
             name=name,
             project=project,

@@ -76,7 +76,8 @@ def submit(
     limit = [] if max_running is None else [max_running]
     project = runs[0].run.project
     body = digest_of([new.spec for new in runs] + [group, *limit])
-    ids = tuple(new_run_id() for _ in runs)
+    # In order: what is queued at the same moment starts by its id.
+    ids = tuple(sorted(new_run_id() for _ in runs))
     links, missing = _links(tx, ids, runs)
     for index, new in enumerate(runs):
         missing += new.needs.missing(tx, project, prefix_of(index, runs))
