@@ -127,7 +127,7 @@ class StepRecord(NamedTuple):
     past_deadline: bool
     # The script came to its end.
     finished: bool
-    # The ranks of which Slurm said so in their output.
+    # The tasks of nodes of which Slurm said so.
     out_of_memory: frozenset[int]
     # The last thing that srun complained about.
     complaint: str

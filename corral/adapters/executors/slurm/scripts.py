@@ -23,7 +23,6 @@ RANKS_WORD = "corral: ranks"
 JOB_WORD = "corral: job"
 DEADLINE_WORD = "corral: deadline"
 FINISHED_WORD = "corral: finished"
-NO_MEMORY_WORD = "corral: out of memory"
 # Of a launch that sbatch refused; its words are on standard error.
 REFUSED = 3
 # What srun tells of tasks, and what the script tells of itself.
@@ -73,7 +72,6 @@ def job_script(options: SlurmOptions, order: LaunchOrder, folder: str) -> str:
     cpus = order.need.min_cores or 1
     elastic = order.min_ranks < order.ranks
     tail = "-$SLURM_ARRAY_TASK_ID" if elastic else ""
-    rank = "$SLURM_ARRAY_TASK_ID" if elastic else "%t"
     return f"""\
 #!/bin/sh
 cd {quoted(folder)} && mkdir "started{tail}" || exit 1
@@ -84,12 +82,8 @@ echo "$job" >"job.part{tail}" && mv "job.part{tail}" job
 echo "{JOB_WORD} $job" >"step{tail}"
 {_watch_of_deadline(order, tail)}\
 srun --verbose --wait=0 --kill-on-bad-exit=0 --cpus-per-task={cpus} --export=ALL \\
-  --output="rank-{rank}.out"{_image(options, order)} sh rank.sh </dev/null 2>>"step{tail}"
+  --label{_image(options, order)} sh rank.sh </dev/null >>"step{tail}" 2>&1
 code=$?
-grep -q "status=0x0009" "step{tail}" &&
-  for file in $(grep -ls "^slurmstepd.*exceeded memory limit" rank-*.out); do
-    echo "{NO_MEMORY_WORD} $file" >>"step{tail}"
-  done
 echo "{FINISHED_WORD} $code" >>"step{tail}"
 touch ended
 {":" if elastic else "rm -f tokens"}
@@ -111,6 +105,8 @@ def rank_script(order: LaunchOrder) -> str:
     return f"""\
 export {TOKENS}="$PWD/tokens"
 export {RANK}="${{SLURM_ARRAY_TASK_ID:-$SLURM_PROCID}}"
+# What Slurm itself says of the step goes elsewhere, and is not to be mistaken for a worker's words.
+exec >>"rank-${RANK}.out" 2>&1
 {exports}exec {_joined(order.command)}
 """
 
