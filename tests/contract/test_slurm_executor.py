@@ -1,4 +1,4 @@
-"""The executor of Slurm on a real one: the contract, and what only Slurm has."""
+"""The contract of executors, on a real Slurm; what only Slurm has is in test_slurm_jobs.py."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +47,16 @@ from corral.adapters.executors.slurm import SlurmExecutor
 options, order = pickle.loads(bytes.fromhex(sys.stdin.read()))
 SlurmExecutor(options).launch(order)
 """
+
+
+def processes_in(folder: Path) -> list[int]:
+    """What has a folder as its own."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with suppress(OSError):
+            if path.name.isdigit() and (path / "cwd").readlink() == folder:
+                found.append(int(path.name))
+    return found
 
 
 class SlurmHarness(ExecutorHarness):
@@ -127,6 +137,14 @@ class SlurmHarness(ExecutorHarness):
         yield
         self.slurm.run("scancel", job)
         eventually(lambda: self.slurm.state(job) == "CANCELLED", "the other's job to end")
+
+    @contextmanager
+    def holding(self, node: str) -> Iterator[None]:
+        """While it lasts, somebody else has all of a node."""
+        job = self.slurm.sbatch("sleep 600", "-w", node, "--exclusive")
+        self.slurm.wait_for(job, "RUNNING")
+        yield
+        self.slurm.run("scancel", job)
 
     def _program(self, name: str, text: str) -> str:
         """A script that speaks to the tests' Slurm, with our sbatch before the real one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from corral.adapters.executors.slurm import scripts
@@ -27,7 +27,7 @@ class Observed(NamedTuple):
 
     queue: Sequence[QueuedJob]
     history: Sequence[QueuedJob]
-    steps: dict[str, dict[str, str]]
+    files: Mapping[str, Mapping[str, Sequence[str]]]
 
 
 class SlurmApi:
@@ -47,23 +47,17 @@ class SlurmApi:
         return JobHandle(job_id, order.key)
 
     def observe(self, handles: Sequence[JobHandle]) -> Observed:
-        lines = self._ask(scripts.observe_script(self._options, handles)).splitlines()
         parts: dict[str, list[str]] = {}
         current: list[str] = []
-        for line in lines:
-            if line.startswith("== "):
+        for line in self._ask(scripts.observe_script(self._options, handles)).splitlines():
+            if line in (scripts.QUEUE_MARK, scripts.STEPS_MARK, scripts.HISTORY_MARK):
                 current = parts.setdefault(line, [])
             else:
                 current.append(line)
-        steps: dict[str, dict[str, str]] = {}
-        for title, told in parts.items():
-            if title.startswith(scripts.STEP_MARK):
-                key, _, file = title.removeprefix(scripts.STEP_MARK).strip().partition("/")
-                steps.setdefault(key, {})[file] = "\n".join(told)
         return Observed(
             read_queue(parts.get(scripts.QUEUE_MARK, ())),
             read_history(parts.get(scripts.HISTORY_MARK, ())),
-            steps,
+            read_files(parts.get(scripts.STEPS_MARK, ())),
         )
 
     def launched(self) -> Sequence[QueuedJob]:
@@ -134,6 +128,16 @@ def read_history(lines: Sequence[str]) -> list[QueuedJob]:
         found.append(
             QueuedJob(number[1], index, fields[1], state, status, _said(fields[4]), _said(fields[5]))
         )
+    return found
+
+
+def read_files(lines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Lines of grep: `KEY/FILE:TEXT`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for line in lines:
+        place, _, text = line.partition(":")
+        key, _, file = place.partition("/")
+        found.setdefault(key, {}).setdefault(file, []).append(text)
     return found
 
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from corral.adapters.executors.slurm import fitting
 from corral.adapters.executors.slurm.api import SlurmApi
-from corral.adapters.executors.slurm.models import JobHandle, SlurmOptions, mark, mark_of, read_handle
+from corral.adapters.executors.slurm.models import (
+    JobHandle,
+    QueuedJob,
+    SlurmOptions,
+    mark,
+    mark_of,
+    read_handle,
+)
 from corral.adapters.executors.slurm.preflight import preflight_script, read_checks, unreachable_check
 from corral.adapters.executors.slurm.scripts import common_flags, sbatch_flags
 from corral.adapters.executors.slurm.sightings import sighting
@@ -41,6 +48,11 @@ class SlurmExecutor:
     def launch(self, order: LaunchOrder) -> str:
         if reasons := fitting.unnamed(order.need, self._options):
             raise LaunchRefused(f"this order cannot be put in Slurm's words: {'; '.join(reasons)}")
+        if order.image is not None and self._options.image_flag is None:
+            raise LaunchRefused(
+                f"the run wants the image {order.image}, and this executor starts workers without containers",
+                hint="Set the executor's image_flag to srun's option for images, or leave the image out.",
+            )
         gpus = fitting.gpu_flags(order.need, self._options)
         return str(self._api.launch(order, sbatch_flags(self._options, order, gpus)))
 
@@ -49,11 +61,13 @@ class SlurmExecutor:
         if not asked:
             return {}
         told = self._api.observe(list(asked.values()))
+        rows: dict[JobHandle, list[QueuedJob]] = {}
+        for job in [*told.history, *told.queue]:
+            rows.setdefault(JobHandle(job.job_id, job.key or ""), []).append(job)
         found = {}
         for text, handle in asked.items():
-            queue = [job for job in told.queue if (job.job_id, job.key) == handle]
-            history = [job for job in told.history if (job.job_id, job.key) == handle]
-            seen = sighting(handle, queue, history, told.steps.get(handle.key, {}))
+            jobs = {job.element: job for job in rows.get(handle, ())}
+            seen = sighting(handle, jobs, told.files.get(handle.key, {}))
             if seen is not None:
                 found[text] = seen
         return found

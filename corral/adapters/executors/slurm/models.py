@@ -34,9 +34,11 @@ class SlurmOptions:
     labels: Mapping[str, str] = field(default_factory=dict)
     # More of sbatch's options, as it takes them; they come last, and win.
     flags: tuple[str, ...] = ()
+    # What srun is told of a run's image, as in `--container-image={image}` where the cluster has Pyxis.
+    image_flag: str | None = None
     timeout_s: float = 60.0
     # How long the folder of a launch that has ended is kept.
-    keep_days: int = 14
+    keep_days: int = 30
 
 
 class JobHandle(NamedTuple):
@@ -125,7 +127,7 @@ class StepRecord(NamedTuple):
     past_deadline: bool
     # The script came to its end.
     finished: bool
-    # The ranks of which Slurm said so in their output.
+    # The tasks of nodes of which Slurm said so.
     out_of_memory: frozenset[int]
     # The last thing that srun complained about.
     complaint: str

@@ -17,13 +17,12 @@ _QUEUE = "ArrayJobID:20|,ArrayTaskID:20|,Name:200|,State:30|,exit_code:20|,Reaso
 _HISTORY = "JobID,JobName,State,ExitCode,Reason,NodeList"
 QUEUE_MARK = "== queue"
 HISTORY_MARK = "== history"
-STEP_MARK = "== step"
+STEPS_MARK = "== steps"
 # Written by the script of a job between the lines of its srun.
 RANKS_WORD = "corral: ranks"
 JOB_WORD = "corral: job"
 DEADLINE_WORD = "corral: deadline"
 FINISHED_WORD = "corral: finished"
-NO_MEMORY_WORD = "corral: out of memory"
 # Of a launch that sbatch refused; its words are on standard error.
 REFUSED = 3
 # What srun tells of tasks, and what the script tells of itself.
@@ -42,13 +41,16 @@ def launch_script(options: SlurmOptions, order: LaunchOrder, flags: Sequence[str
     folder, name = _folder(options, order.key), job_name(order)
     files = {"ranks": f"{RANKS_WORD} {order.ranks}\n"}
     files |= {"tokens": "".join(f"{token}\n" for token in order.tokens)}
-    files |= {"rank.sh": rank_script(order), "job.sh": job_script(order, folder)}
+    files |= {"rank.sh": rank_script(order), "job.sh": job_script(options, order, folder)}
+    if order.limit_s is not None:
+        files["deadline.sh"] = deadline_script(order)
     written = "\n".join(f"printf %s {quoted(text)} >{file} || exit 1" for file, text in files.items())
     return f"""\
 launch() {{
 umask 077
 mkdir -p {quoted(folder)} && cd {quoted(folder)} || exit 1
-exec 9>lock && flock -w 30 9 || exit 1
+exec 9>lock && flock -w 30 9 ||
+  {{ echo "another launch of {order.key} has not ended" >&2; exit 1; }}
 if [ ! -s job ]; then
   found=$(squeue --me --states=all --noheader --name={quoted(name)} --format=%F) || exit 1
   if [ -z "$found" ]; then
@@ -64,32 +66,36 @@ launch
 """
 
 
-def job_script(order: LaunchOrder, folder: str) -> str:
+def job_script(options: SlurmOptions, order: LaunchOrder, folder: str) -> str:
     """What the job runs on its first node. A job that Slurm starts a second time would be a second cohort
     with the tokens of the first: it ends at once."""
     cpus = order.need.min_cores or 1
     elastic = order.min_ranks < order.ranks
     tail = "-$SLURM_ARRAY_TASK_ID" if elastic else ""
-    rank = "$SLURM_ARRAY_TASK_ID" if elastic else "%t"
     return f"""\
 #!/bin/sh
 cd {quoted(folder)} && mkdir "started{tail}" || exit 1
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+# The number of one element of an array may be that of the whole.
+self=$job${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 echo "$job" >"job.part{tail}" && mv "job.part{tail}" job
 echo "{JOB_WORD} $job" >"step{tail}"
-{_deadline(order, tail)}\
+{_watch_of_deadline(order, tail)}\
 srun --verbose --wait=0 --kill-on-bad-exit=0 --cpus-per-task={cpus} --export=ALL \\
-  --output="rank-{rank}.out" sh rank.sh </dev/null 2>>"step{tail}"
+  --label{_image(options, order)} sh rank.sh </dev/null >>"step{tail}" 2>&1
 code=$?
-grep -q "status=0x0009" "step{tail}" &&
-  for file in $(grep -ls "^slurmstepd.*exceeded memory limit" rank-*.out); do
-    echo "{NO_MEMORY_WORD} $file" >>"step{tail}"
-  done
 echo "{FINISHED_WORD} $code" >>"step{tail}"
 touch ended
+{":" if elastic else "rm -f tokens"}
 {"kill -- -$watch" if order.limit_s is not None else ":"}
 exit $code
 """
+
+
+def _image(options: SlurmOptions, order: LaunchOrder) -> str:
+    if order.image is None or options.image_flag is None:
+        return ""
+    return f" {quoted(options.image_flag.format(image=order.image))}"
 
 
 def rank_script(order: LaunchOrder) -> str:
@@ -99,25 +105,30 @@ def rank_script(order: LaunchOrder) -> str:
     return f"""\
 export {TOKENS}="$PWD/tokens"
 export {RANK}="${{SLURM_ARRAY_TASK_ID:-$SLURM_PROCID}}"
+# What Slurm itself says of the step goes elsewhere, and is not to be mistaken for a worker's words.
+exec >>"rank-${RANK}.out" 2>&1
 {exports}exec {_joined(order.command)}
 """
 
 
-def _deadline(order: LaunchOrder, tail: str) -> str:
-    """Slurm counts in minutes and looks twice in one: the script keeps the time itself, to the second."""
+def deadline_script(order: LaunchOrder) -> str:
+    """Slurm counts in minutes and looks twice in one: the job keeps the time itself, to the second."""
+    return f"""\
+sleep {order.limit_s:.3f}
+echo "{DEADLINE_WORD}" >>"$2"
+scancel --signal=TERM "$1"
+sleep {order.grace_s:.3f}
+scancel "$1"
+"""
+
+
+def _watch_of_deadline(order: LaunchOrder, tail: str) -> str:
+    """In a session of its own, so that it and its sleep can be ended together."""
     if order.limit_s is None:
         return ""
     return f"""\
-set -m
-(
-  sleep {order.limit_s:g}
-  echo "{DEADLINE_WORD}" >>"step{tail}"
-  scancel --signal=TERM "$SLURM_JOB_ID"
-  sleep {order.grace_s:g}
-  scancel "$SLURM_JOB_ID"
-) </dev/null >/dev/null 2>&1 &
+setsid sh deadline.sh "$self" "step{tail}" </dev/null >/dev/null 2>&1 &
 watch=$!
-set +m
 """
 
 
@@ -151,22 +162,25 @@ def common_flags(options: SlurmOptions) -> list[str]:
 
 def observe_script(options: SlurmOptions, handles: Sequence[JobHandle]) -> str:
     """The queue with what has ended lately, and what jobs have written down. sacct is asked only for what
-    the queue does not know and what did not come to its own end."""
-    root, keys = quoted(options.folder), _joined([handle.key for handle in handles])
-    ids = ",".join(handle.job_id for handle in handles)
+    the queue has forgotten."""
+    root, ids = quoted(options.folder), " ".join(handle.job_id for handle in handles)
+    files = " ".join(f"{handle.key}/ranks {handle.key}/step*" for handle in handles)
     return f"""\
 observe() {{
 echo "{QUEUE_MARK}"
 queue=$(squeue --me --states=all --array --noheader --Format={quoted(_QUEUE)}) || exit 1
 printf '%s\\n' "$queue" | grep '|corral[.]'
 cd {root} 2>/dev/null || return 0
-for key in {keys}; do
-  for step in "$key"/ranks "$key"/step*; do
-    [ -f "$step" ] && echo "{STEP_MARK} $step" && grep -E {quoted(_TOLD)} "$step"
-  done
-done
+echo "{STEPS_MARK}"
+grep -sHE {quoted(_TOLD)} {files}
 echo "{HISTORY_MARK}"
-sacct --noheader --parsable2 --allocations --jobs={ids} --format={_HISTORY} 2>/dev/null
+known=" $(printf '%s\\n' "$queue" | cut -d'|' -f1 | tr -s ' \\n' '  ') "
+missing=
+for id in {ids}; do
+  case $known in *" $id "*) ;; *) missing="$missing,$id" ;; esac
+done
+[ -z "$missing" ] ||
+  sacct --noheader --parsable2 --allocations --jobs="${{missing#,}}" --format={_HISTORY} 2>/dev/null
 return 0
 }}
 observe
@@ -191,7 +205,7 @@ def cancel_script(options: SlurmOptions, handle: JobHandle) -> str:
 cancel() {{
 queue=$(squeue --me --noheader --states=all --format='%F %j') || exit 1
 name=$(printf '%s\\n' "$queue" | grep -E {quoted(_named(handle))} | head -n 1 | cut -d' ' -f2)
-[ -d {folder} ] && touch {folder}/ended
+[ -d {folder} ] && touch {folder}/ended && rm -f {folder}/tokens
 [ -n "$name" ] || return 0
 scancel --name="$name" {handle.job_id}
 }}

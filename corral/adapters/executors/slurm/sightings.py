@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from corral.adapters.executors.slurm.models import JobHandle, QueuedJob, StepRecord, TaskEnd
 from corral.adapters.executors.slurm.scripts import RANKS_WORD
@@ -31,26 +31,26 @@ _OUT_OF_MEMORY = "Out Of Memory"
 
 
 def sighting(
-    handle: JobHandle, queue: Sequence[QueuedJob], history: Sequence[QueuedJob], files: Mapping[str, str]
+    handle: JobHandle, jobs: Mapping[int | None, QueuedJob], files: Mapping[str, Sequence[str]]
 ) -> Sighting | None:
-    """None if nothing is known of it. `queue` and `history` are of this job alone."""
-    steps = {_index(name): read_step(text) for name, text in files.items() if name.startswith("step")}
+    """None if nothing is known of it. `jobs` has one, or each element of an array by its number."""
+    steps = {_index(name): read_step(lines) for name, lines in files.items() if name.startswith("step")}
     steps = {index: step for index, step in steps.items() if step.job_id == handle.job_id}
-    jobs = {job.element: job for job in history} | {job.element: job for job in queue}
     if not jobs and not steps:
         return None
-    size = _size(files.get("ranks", ""), jobs, steps)
+    size = _size(files.get("ranks", ()), jobs, steps)
     if any(index is not None for index in [*jobs, *steps]):
         ranks = [_rank(0, jobs.get(rank), steps.get(rank))._replace(rank=rank) for rank in range(size)]
     else:
         ranks = [_rank(rank, jobs.get(None), steps.get(None)) for rank in range(size)]
     words = sorted({_words(job) for job in jobs.values()})
-    return Sighting(all(map(_is_over, jobs.values())), tuple(ranks), "; ".join(words))
+    ended = all(_is_over(job) or _is_requeued(job, steps.get(element)) for element, job in jobs.items())
+    return Sighting(ended, tuple(ranks), "; ".join(words))
 
 
-def _size(told: str, jobs: Mapping[int | None, QueuedJob], steps: Mapping[int | None, StepRecord]) -> int:
+def _size(told: Sequence[str], jobs: Iterable[int | None], steps: Mapping[int | None, StepRecord]) -> int:
     """How many ranks were ordered; as many as are known of, where the note of it is gone."""
-    number = told.removeprefix(f"{RANKS_WORD} ").strip()
+    number = "".join(told).removeprefix(f"{RANKS_WORD} ").strip()
     if number.isdigit():
         return int(number)
     tasks = [task for step in steps.values() for task in step.nodes]
@@ -68,7 +68,7 @@ def _rank(task: int, job: QueuedJob | None, step: StepRecord | None) -> RankSigh
         return RankSighting(
             task, SightState.GONE, SightCause.UNKNOWN, "Slurm has forgotten the job", node=node
         )
-    if _is_over(job):
+    if _is_over(job) or _is_requeued(job, step):
         return _ended_with_its_job(task, job, step)._replace(node=node)
     if job.state in _WAITING:
         cause = None if job.reason in _NO_REASON else SightCause.UNSCHEDULABLE
@@ -86,10 +86,12 @@ def _ended(task: int, end: TaskEnd, job: QueuedJob | None, step: StepRecord) -> 
         cause = SightCause.OUT_OF_MEMORY
     elif end.asked and step.past_deadline:
         cause = SightCause.DEADLINE
-    elif end.status != 0 and job is not None and _is_over(job):
+    elif end.status != 0 and job is not None and job.state == "OUT_OF_MEMORY":
         # The kernel's killer ends one task, and Slurm says it of the job.
-        killed = number == signal.SIGKILL and job.state == "OUT_OF_MEMORY"
-        cause = _CAUSES.get(job.state, cause) if end.asked or killed else cause
+        killed = number == signal.SIGKILL
+        cause = SightCause.OUT_OF_MEMORY if killed else SightCause.CANCELLED if end.asked else cause
+    elif end.status != 0 and job is not None and end.asked:
+        cause = _CAUSES.get(job.state, cause)
     return RankSighting(task, state, cause, end.words, exit_code=code, signal=number)
 
 
@@ -110,6 +112,11 @@ def _code_and_signal(status: int) -> tuple[int | None, int | None]:
 
 def _is_over(job: QueuedJob) -> bool:
     return job.state not in _WAITING | _STARTING | _LIVE
+
+
+def _is_requeued(job: QueuedJob, step: StepRecord | None) -> bool:
+    """It ran and waits again: nothing of it will run, since its script starts ranks only once."""
+    return step is not None and job.state in _WAITING
 
 
 def _words(job: QueuedJob) -> str:
