@@ -25,7 +25,3 @@ def cluster(kubernetes: KubernetesCluster) -> Iterator[KubernetesHarness]:
 
 class TestKubernetesExecutor(ExecutorContract):
     """The suite that every executor passes."""
-
-
-def test_placeholder() -> None:
-    """Replaced below."""

@@ -168,6 +168,9 @@ class _LaunchView:
 
     def _with_pod(self, number: int, pod: Json) -> RankSighting:
         base = RankSighting(number, SightState.RUNNING, node=_node(pod), restarts=restarts(pod))
+        if self.ended and not _is_over(pod):
+            # The pods were listed before the Job, which knows by now that nothing runs.
+            return self._without_pod(number)._replace(node=base.node, restarts=base.restarts)
         phase = pod.get("status", {}).get("phase")
         ending = "deletionTimestamp" in pod["metadata"]
         if self._end is not None and ending:
