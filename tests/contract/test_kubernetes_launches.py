@@ -425,20 +425,26 @@ def test_pods_whose_job_is_gone_are_still_seen(cluster: KubernetesHarness) -> No
 # What the API server does to us.
 
 
-def test_many_launches_are_observed_with_two_requests(cluster: KubernetesHarness) -> None:
-    """DL-D29: one list of pods and one of Jobs, whatever there is."""
-    executor = cluster.executor()
-    handles = [running(cluster, executor, cluster.order(cluster.key(), 2, STAYS)) for _ in range(3)]
+def asked_by(cluster: KubernetesHarness, executor: KubernetesExecutor, handles: list[str]) -> list[str]:
+    """The paths of what one look at these handles asks for."""
     before = len(cluster.cluster.server.seen)
+    assert set(executor.observe(handles)) == set(handles)
+    return [one.target.partition("?")[0].rpartition("/")[2] for one in cluster.cluster.server.seen[before:]]
 
-    found = executor.observe(handles)
 
-    asked = [(one.method, one.target.partition("?")[0]) for one in cluster.cluster.server.seen[before:]]
-    assert set(found) == set(handles)
-    assert asked == [
-        ("GET", "/api/v1/namespaces/default/pods"),
-        ("GET", "/apis/batch/v1/namespaces/default/jobs"),
-    ]
+def test_many_launches_are_observed_with_one_request_each_time(cluster: KubernetesHarness) -> None:
+    """DL-D29: a list of Jobs, whatever there is; the pods are read again only if something happened."""
+    executor = cluster.executor()
+    orders = [cluster.order(cluster.key(), 2, INTERRUPTED) for _ in range(3)]
+    handles = [running(cluster, executor, order) for order in orders]
+
+    assert asked_by(cluster, cluster.executor(), handles) == ["jobs", "pods"]
+    eventually(lambda: asked_by(cluster, executor, handles) == ["jobs"], "nothing to happen")
+    cluster.kill_rank(orders[1].key, 1)
+    found = sighted(executor, handles[1], has_ended, "the end")
+    assert rank_seen(found, 1).signal == 9
+    assert asked_by(cluster, executor, handles) == ["jobs"]
+    assert executor.observe([handles[1]])[handles[1]] == found
 
 
 def test_a_busy_server_is_given_the_time_that_it_asks_for(cluster: KubernetesHarness) -> None:
@@ -448,8 +454,8 @@ def test_a_busy_server_is_given_the_time_that_it_asks_for(cluster: KubernetesHar
     cluster.cluster.faults.inject(429, method="POST", path="/jobs$", retry_after_s=3)
     cluster.cluster.faults.inject(500, method="POST", path="/secrets$")
     cluster.cluster.faults.inject(503, method="PATCH")
-    cluster.cluster.faults.inject(504, method="GET", path="/pods")
     cluster.cluster.faults.inject(410, method="GET", path="/jobs")
+    cluster.cluster.faults.inject(504, method="GET", path="/pods")
 
     handle = executor.launch(cluster.order(cluster.key(), 2, STAYS))
     found = executor.observe([handle])
@@ -627,6 +633,20 @@ def test_what_may_not_be_looked_at_is_not_checked(cluster: KubernetesHarness) ->
     assert "is not known" in cluster.executor(kubeconfig=path).refusals(gpus(1, "H100"), 1)[0]
     assert cluster.executor(kubeconfig=path, gpu_models=(H100,)).refusals(gpus(1, "H100"), 1) == []
     assert cluster.executor(kubeconfig=path).refusals(gpus(99), 1) == []
+
+
+def test_a_queue_that_is_there_is_found(cluster: KubernetesHarness) -> None:
+    """DL-D13, DL-D32: and without one it is said that ranks start one by one."""
+    queues = resource_of("localqueues", "kueue.x-k8s.io")
+    body = {"metadata": {"name": "team-a"}, "spec": {"clusterQueue": "all"}}
+    cluster.cluster.registry.create(queues, "default", body)
+
+    def detail(**changes: Any) -> str:
+        checks = cluster.executor(**changes).preflight()
+        return next(check.detail for check in checks if check.name == "queue" and check.ok)
+
+    assert detail(queue="team-a") == "team-a: Kueue starts a Job as a whole"
+    assert "Kubernetes starts ranks one by one" in detail()
 
 
 def test_quotas_are_told(cluster: KubernetesHarness) -> None:
