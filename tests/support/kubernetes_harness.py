@@ -129,7 +129,7 @@ class KubernetesHarness(ExecutorHarness):
     def dies_in_launch(self, order: LaunchOrder) -> None:
         """Between the Job and the Secret with its tokens, which it never gets to make."""
         self.cluster.faults.inject(503, method="POST", path="/secrets", times=1000)
-        options: dict[str, object] = {"kubeconfig": str(self.cluster.kubeconfig()), "image": IMAGE}
+        options: Json = {"kubeconfig": str(self.cluster.kubeconfig()), "image": IMAGE}
         options |= {"worker_memory_bytes": 0, "memory_bytes": 64 * MIB}
         need = {"min_cores": order.need.min_cores, "min_ram_bytes": order.need.min_ram_bytes}
         given = {"order": order._asdict() | {"need": None}, "need": need, "options": options}

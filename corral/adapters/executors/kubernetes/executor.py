@@ -40,6 +40,7 @@ from corral.adapters.executors.kubernetes.nodes import (
 from corral.adapters.executors.kubernetes.options import KubernetesOptions
 from corral.adapters.executors.kubernetes.pod_logs import logs_of
 from corral.adapters.executors.kubernetes.preflight import list_nodes, preflight
+from corral.adapters.executors.kubernetes.settled import SettledLaunches
 from corral.adapters.executors.kubernetes.sightings import (
     has_finished,
     in_order,
@@ -58,11 +59,12 @@ _WITH_PODS_FIRST = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPol
 
 
 class KubernetesExecutor:
-    """Holds no state: what there is stands in the cluster, and any process finds it there."""
+    """What there is stands in the cluster, and any process finds it there."""
 
     def __init__(self, options: KubernetesOptions, *, pause: Callable[[float], None] = time.sleep) -> None:
         self._options = options
         self._api = KubernetesApi(options, pause=pause)
+        self._settled = SettledLaunches()
 
     def preflight(self) -> list[PreflightCheck]:
         return preflight(self._api, self._options)
@@ -184,8 +186,8 @@ class KubernetesExecutor:
                 raise
 
     def observe(self, handles: Sequence[str]) -> Mapping[str, Sighting]:
-        """Two requests for all handles of one installation and namespace; a third one if something waits
-        for a reason that only events tell."""
+        """For all handles of one installation and namespace one request, while nothing happens to them; a
+        second one for their pods if something did, and a third if only events tell why something waits."""
         places: dict[tuple[str, str], list[JobHandle]] = {}
         for text in handles:
             if (handle := JobHandle.parse(text)) is not None:
@@ -197,17 +199,23 @@ class KubernetesExecutor:
 
     def _observe(self, space: str, installation: str, wanted: Iterable[JobHandle]) -> dict[str, Sighting]:
         chosen = f"{MANAGER}=corral,{INSTALLATION}={installation}"
-        # Pods first: a Job that has ended since then says more than they do.
-        listed = self._list(pods_path(space), labelSelector=chosen)
         jobs = {job["metadata"]["name"]: job for job in self._list(jobs_path(space), labelSelector=chosen)}
-        pods: dict[str, list[Json]] = {}
-        for pod in listed:
-            pods.setdefault(pod["metadata"]["labels"].get(JOB_NAME, ""), []).append(pod)
-        seen = {one: sighting(jobs.get(one.name), pods.get(one.name, ())) for one in wanted}
-        vague = [one for one, found in seen.items() if found is not None and needs_events(found)]
-        if vague and (events := self._warnings(space)):
-            seen |= {one: sighting(jobs.get(one.name), pods.get(one.name, ()), events) for one in vague}
+        seen = {one: self._settled.get(one, jobs.get(one.name)) for one in wanted}
+        if missing := [one for one, found in seen.items() if found is None]:
+            pods = self._pods_by_job(space, chosen)
+            seen |= {one: sighting(jobs.get(one.name), pods.get(one.name, ())) for one in missing}
+            vague = [one for one in missing if (found := seen[one]) is not None and needs_events(found)]
+            if vague and (events := self._warnings(space)):
+                seen |= {one: sighting(jobs.get(one.name), pods.get(one.name, ()), events) for one in vague}
+            for one in missing:
+                self._settled.note(one, jobs.get(one.name), seen[one])
         return {str(one): found for one, found in seen.items() if found is not None}
+
+    def _pods_by_job(self, space: str, chosen: str) -> dict[str, list[Json]]:
+        found: dict[str, list[Json]] = {}
+        for pod in self._list(pods_path(space), labelSelector=chosen):
+            found.setdefault(pod["metadata"]["labels"].get(JOB_NAME, ""), []).append(pod)
+        return found
 
     def _list(self, path: str, **query: object) -> list[Json]:
         found: list[Json] = self._api.get(path, **query).get("items") or []

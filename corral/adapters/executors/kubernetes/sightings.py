@@ -168,6 +168,9 @@ class _LaunchView:
 
     def _with_pod(self, number: int, pod: Json) -> RankSighting:
         base = RankSighting(number, SightState.RUNNING, node=_node(pod), restarts=restarts(pod))
+        if self.ended and not _is_over(pod):
+            # The Job knows that nothing runs, whatever the pod's own status still says.
+            return self._without_pod(number)._replace(node=base.node, restarts=base.restarts)
         phase = pod.get("status", {}).get("phase")
         ending = "deletionTimestamp" in pod["metadata"]
         if self._end is not None and ending:
