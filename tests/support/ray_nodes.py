@@ -1,0 +1,100 @@
+"""The program behind `ray_cluster`: a Ray of several nodes, and what others would do on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import ray
+from ray._private.state import state
+from ray.cluster_utils import Cluster
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
+from ray.util import placement_group, placement_group_table, remove_placement_group
+
+from support.ray_cluster import CPUS_OF_A_NODE, HOST, NODES
+
+
+class Nodes:
+    def __init__(self, folder: str) -> None:
+        common = {"num_cpus": CPUS_OF_A_NODE, "num_gpus": 2, "object_store_memory": 80_000_000}
+        head = {**common, "node_ip_address": HOST, "include_dashboard": False, "temp_dir": f"{folder}/r"}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes = [self._add(common, "A100") for _ in range(NODES - 1)]
+        os.environ.update({"RAY_memory_usage_threshold": "0.0", "RAY_memory_monitor_refresh_ms": "100"})
+        self._add({**common, "num_cpus": 1, "num_gpus": 1}, "H100")
+        ray.init(
+            self.cluster.address,
+            namespace="corral",
+            _node_ip_address=HOST,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        self.held: dict[str, Any] = {}
+
+    def _add(self, common: dict[str, Any], gpu: str) -> Any:
+        labels = {"ray.io/accelerator-type": gpu}
+        return self.cluster.add_node(wait=False, node_ip_address=HOST, labels=labels, **common)
+
+    def gcs_pid(self, _: dict[str, Any]) -> int:
+        processes = self.cluster.head_node.all_processes["gcs_server"]
+        return int(processes[0].process.pid)
+
+    def lose_a_node(self, _: dict[str, Any]) -> None:
+        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+    def foreign(self, request: dict[str, Any]) -> None:
+        """Somebody's actor in a placement group, beside ours in the same namespace."""
+        actor = ray.remote(_Foreign).options(name=request["name"], lifetime="detached", num_cpus=1)
+        made = actor.remote()
+        ray.get(made.alive.remote())
+        self.held[request["name"]] = made
+
+    def foreign_lives(self, request: dict[str, Any]) -> bool:
+        return bool(ray.get(ray.get_actor(request["name"]).alive.remote()))
+
+    def end_foreign(self, request: dict[str, Any]) -> None:
+        ray.kill(self.held.pop(request["name"]))
+
+    def fill(self, _: dict[str, Any]) -> None:
+        bundles = [{"CPU": CPUS_OF_A_NODE}] * NODES
+        self.held["full"] = placement_group(bundles, strategy="STRICT_SPREAD")
+        assert self.held["full"].wait(30)
+
+    def empty(self, _: dict[str, Any]) -> None:
+        remove_placement_group(self.held.pop("full"))
+
+    def free(self, _: dict[str, Any]) -> dict[str, float]:
+        found: dict[str, float] = ray.available_resources()
+        return found
+
+    def listing(self, request: dict[str, Any]) -> str:
+        """What anybody who is connected to the cluster can read."""
+
+        keys = _internal_kv_list(request["handle"], namespace="corral")
+        kept = {key: _internal_kv_get(key, namespace="corral") for key in keys}
+        return f"{state.actor_table(None)} {placement_group_table()} {kept}"
+
+
+class _Foreign:
+    def alive(self) -> bool:
+        return True
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    made = Nodes(sys.argv[1])
+    replies.write(json.dumps({"address": made.cluster.address}) + "\n")
+    replies.flush()
+    for line in sys.stdin:
+        request = json.loads(line)
+        replies.write(json.dumps({"result": getattr(made, request["do"])(request)}) + "\n")
+        replies.flush()
+    ray.shutdown()
+    made.cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
