@@ -9,19 +9,13 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from corral.domain.errors import CorralError, FieldError, InvalidInput
+from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.placements.placements import ExecutorKind, ExecutorRecord
 from corral.ports.executor import Executor
 from corral.wire.faults import in_words
 
 # Options of every kind, which the order of a launch is made from.
 _COMMON = ("url", "command", "image")
-
-
-class ExecutorMissing(CorralError):
-    """What an executor needs is not installed here."""
-
-    code = "executor_missing"
 
 
 class _Kind(NamedTuple):
@@ -88,4 +82,7 @@ def _loaded(kind: ExecutorKind) -> _Kind:
         from corral.adapters.executors.kubernetes.options import KubernetesOptions  # noqa: PLC0415
 
         return _Kind(KubernetesOptions, KubernetesExecutor)
-    raise ExecutorMissing(f"executors of kind {kind} are not part of this Corral")
+    from corral.adapters.executors.ray.executor import RayExecutor  # noqa: PLC0415
+    from corral.adapters.executors.ray.models import RayCluster  # noqa: PLC0415
+
+    return _Kind(RayCluster, RayExecutor)

@@ -6,7 +6,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +17,7 @@ import pytest
 from support import slurm_cluster
 from support.kubernetes_server import KubernetesCluster, NodeShape
 from support.local_cluster import LocalCluster, local_cluster, python, result, wait_final
+from support.ray_cluster import ENVIRON, HOST, LocalRay
 from support.waiting import eventually
 
 from corral.client.corral import Corral
@@ -55,27 +59,41 @@ class Place:
         return f"my-{self.kind}"
 
 
-@pytest.fixture(scope="module", params=["slurm", "kubernetes"])
+@pytest.fixture(scope="module", params=["slurm", "kubernetes", "ray"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("executors")
-    if request.param == "slurm":
-        slurm = slurm_cluster.slurm_cluster()
-        prefix = [
-            "env",
-            f"SLURM_CONF={slurm.environment()['SLURM_CONF']}",
-            f"PATH={slurm.environment()['PATH']}",
-        ]
-        yield Place(ExecutorKind.SLURM, {"folder": str(folder / "shared"), "command_prefix": prefix})
-        slurm.cancel_all()
-        return
-    cluster = KubernetesCluster([NodeShape(name) for name in ("a", "b")])
-    with cluster:
-        options = {
-            "kubeconfig": str(cluster.kubeconfig()),
-            "image": "corral/worker:test",
-            "memory_bytes": 512 << 20,
-        }
-        yield Place(ExecutorKind.KUBERNETES, {**options, "worker_memory_bytes": 0})
+    with PLACES[request.param](folder) as made:
+        yield made
+
+
+@contextmanager
+def on_slurm(folder: Path) -> Iterator[Place]:
+    slurm = slurm_cluster.slurm_cluster()
+    known = slurm.environment()
+    prefix = ["env", *(f"{name}={known[name]}" for name in ("SLURM_CONF", "PATH"))]
+    yield Place(ExecutorKind.SLURM, {"folder": str(folder / "shared"), "command_prefix": prefix})
+    slurm.cancel_all()
+
+
+@contextmanager
+def on_kubernetes(folder: Path) -> Iterator[Place]:
+    with KubernetesCluster([NodeShape(name) for name in ("a", "b")]) as cluster:
+        about = {"kubeconfig": str(cluster.kubeconfig()), "image": "corral/worker:test"}
+        yield Place(ExecutorKind.KUBERNETES, {**about, "memory_bytes": 512 << 20, "worker_memory_bytes": 0})
+
+
+@contextmanager
+def on_ray(folder: Path) -> Iterator[Place]:
+    if find_spec("ray") is None:
+        pytest.skip("Ray is missing: pip install -e '.[test]'")
+    ray = LocalRay()
+    try:
+        yield Place(ExecutorKind.RAY, {"address": ray.address, "node_ip": HOST, "environ": dict(ENVIRON)})
+    finally:
+        ray.stop()
+
+
+PLACES = {"slurm": on_slurm, "kubernetes": on_kubernetes, "ray": on_ray}
 
 
 @pytest.fixture(scope="module")
