@@ -17,6 +17,7 @@ from corral.core.placements.close import lose
 from corral.core.placements.orders import OrderDesk
 from corral.core.placements.place import Placing
 from corral.core.placements.placer import Placer
+from corral.core.placements.why import placement_notes, placement_summary
 from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.grants import Grant
 from corral.domain.canonical import canonical
@@ -476,3 +477,35 @@ def test_an_elastic_gang_starts_with_the_fewest_that_it_must_have(yard: Yard) ->
     [grant] = yard.worker(run_id, 0)
     assert yard.run(run_id).state is RunState.RUNNING
     assert grant.run.elastic
+
+
+def test_why_says_what_the_executor_was_asked_for_and_what_it_told(yard: Yard) -> None:
+    """Executors too: every reason why not, in the cluster's own words."""
+    full, hpc = yard.executor("full"), yard.executor("hpc")
+    full.refuses = "no such nodes"
+    run_id = placed(yard, "full", "hpc", ranks=2)
+
+    def why() -> tuple[str | None, list[str]]:
+        run, now = yard.run(run_id), yard.clock.now()
+
+        def unit(tx: Tx) -> tuple[str | None, list[str]]:
+            need = yard.board.shapes.get(tx, run.shape)
+            notes = placement_notes(tx, run, need, policy=yard.policy)
+            return placement_summary(tx, run, need, now=now), notes
+
+        return yard.db.now_read(unit)
+
+    assert why() == ("queued: next the executors full, hpc are asked, in this order", [])
+    hpc.away = True
+    yard.until(lambda: len(yard.placements(run_id)) == 2 and yard.placements(run_id)[1].tries > 0)
+    said, notes = why()
+    assert said is not None
+    assert said.startswith("placing: executor hpc is asked for 2 workers, which failed")
+    assert notes == ["executor full did not serve it: no such nodes"]
+    hpc.away = False
+    yard.until(lambda: yard.placements(run_id)[1].state is PlacementState.LAUNCHED)
+    yard.worker(run_id, 1)
+    said, _ = why()
+    assert said is not None
+    assert "was asked for 2 workers" in said
+    assert "1 has come" in said

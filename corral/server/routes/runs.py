@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import secrets
 from corral.core.placements.executors import unknown_executors
+from corral.core.placements.why import placement_notes, placement_summary
 from corral.core.policy import ServerPolicy
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
 from corral.core.queue.why_gang import gang_notes, gang_summary
@@ -347,21 +348,27 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
     def unit(tx: Tx) -> str:
         found = read_run(tx, find_run(tx, run, caller))
         now = svc.clock.now()
-        asked = WhyQuestion(svc.board.shapes.get(tx, found.shape), found.project, found.name, found)
+        need = svc.board.shapes.get(tx, found.shape)
+        asked = WhyQuestion(need, found.project, found.name, found)
         hosts = standings(
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
         told = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
         if held_back is None:
-            told = gang_summary(tx, svc.board, found, hosts) or told
+            placed = placement_summary(tx, found, need, now=now)
+            told = placed or gang_summary(tx, svc.board, found, hosts) or told
         notes = queue_notes(tx, svc.board, found, now=now, policy=svc.policy, told=told)
         answer = wire.WhyAnswer(
             run_id=found.id,
             state=found.state,
             summary=told,
             hosts=[host_verdict(s) for s in hosts],
-            queue=[*notes, *gang_notes(tx, svc.board, found, now=now, policy=svc.policy)],
+            queue=[
+                *notes,
+                *gang_notes(tx, svc.board, found, now=now, policy=svc.policy),
+                *placement_notes(tx, found, need, policy=svc.policy),
+            ],
         )
         # Rendered here and not in the event loop: with a thousand hosts it is long.
         return answer.model_dump_json()
