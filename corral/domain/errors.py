@@ -10,6 +10,7 @@ from corral.errors import VolumeConflict as VolumeConflict
 
 T = TypeVar("T")
 # For whoever wrote what a run is, in a run file or in a request; it helps with nothing else.
+PARAMS_HINT = "Nothing was queued. Correct the parameters that are named."
 SPEC_HINT = "Correct the fields named above; `corral schema` prints what is allowed."
 RUN_HINT = "Check the id with `corral ls`; what belongs to another project is not shown."
 

@@ -28,7 +28,7 @@ from corral.domain.errors import BlobMissing, DigestMismatch, InvalidInput, NotF
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.importing import refuse_unguarded
-from corral.functions.member import Member
+from corral.functions.member import Member, endpoint_name
 from corral.functions.packaging.package import Package, pack
 from corral.functions.program import share_main
 from corral.functions.serialize import Pieces, as_text, from_text, whole
@@ -87,10 +87,10 @@ class HttpBackend:
         project = project or self._project
         head, _, method = name.rpartition(".")
         try:
-            view, method = self.corral.endpoints.get(project, name), ""
+            view, method = self.corral.endpoints.get(project, endpoint_name(name)), ""
         except NotFound as error:
             try:
-                view = self.corral.endpoints.get(project, head)
+                view = self.corral.endpoints.get(project, endpoint_name(head))
             except NotFound:
                 raise EndpointGone(f"{error.message}; `corral fn ls` lists what is deployed") from None
         tables = {key: table.model_dump() for key, table in view.functions.items()}

@@ -88,6 +88,8 @@ def test_what_is_said_to_be_ready_is_what_answers(app: Harness) -> None:
     """RF-C34, RF-D53: from that answer on no call goes to the old version; nor after a rollback."""
     app.deploy("return 1")
     assert app.says.remote() == 1
+    # HOUR4-08: a function `says_` has this name too, and is found under its own.
+    assert corral.function(f"{app.endpoint}_").remote() == 1
 
     view = app.deploy("return 2")
     assert (view.current, view.versions[0].state) == (2, "serving")
