@@ -9,7 +9,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from corral.adapters.executors.slurm.models import JobHandle, SlurmOptions, job_name
+from corral.adapters.executors.slurm.models import SlurmHandle, SlurmOptions, job_name
 from corral.domain.placements.orders import RANK, TOKENS, LaunchOrder
 
 # Fields of squeue, each up to its width.
@@ -160,7 +160,7 @@ def common_flags(options: SlurmOptions) -> list[str]:
     return [*(f"--{name}={value}" for name, value in named.items() if value is not None), *options.flags]
 
 
-def observe_script(options: SlurmOptions, handles: Sequence[JobHandle]) -> str:
+def observe_script(options: SlurmOptions, handles: Sequence[SlurmHandle]) -> str:
     """The queue with what has ended lately, and what jobs have written down. sacct is asked only for what
     the queue has forgotten."""
     root, ids = quoted(options.folder), " ".join(handle.job_id for handle in handles)
@@ -198,7 +198,7 @@ launched
 """
 
 
-def cancel_script(options: SlurmOptions, handle: JobHandle) -> str:
+def cancel_script(options: SlurmOptions, handle: SlurmHandle) -> str:
     """By the name that the queue has for the number, so that no other job which got the number is hit."""
     folder = quoted(_folder(options, handle.key))
     return f"""\
@@ -213,7 +213,7 @@ cancel
 """
 
 
-def logs_script(options: SlurmOptions, handle: JobHandle, rank: int, most_bytes: int) -> str:
+def logs_script(options: SlurmOptions, handle: SlurmHandle, rank: int, most_bytes: int) -> str:
     """Of a job that could not start its ranks: what its script said."""
     folder = quoted(_folder(options, handle.key))
     return f"""\
@@ -228,7 +228,7 @@ logs
 """
 
 
-def _named(handle: JobHandle) -> str:
+def _named(handle: SlurmHandle) -> str:
     return rf"^{handle.job_id} corral[.][A-Za-z0-9_-]+[.]{handle.key}$"
 
 
