@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,11 @@ from support.executor_contract import (
     ExecutorContract,
     ExecutorHarness,
     ForeignWork,
+    has_ended,
+    nothing_is_left,
+    running,
+    said,
+    sighted,
 )
 from support.ray_cluster import ENVIRON, HOST, LocalRay
 from support.waiting import eventually
@@ -26,21 +33,21 @@ from corral.adapters.executors.ray.api import RayApi
 from corral.adapters.executors.ray.executor import RayExecutor
 from corral.adapters.executors.ray.models import RayCluster
 from corral.domain.hosts.capability import Requirements
-from corral.domain.placements.orders import LaunchOrder
-from corral.ports.executor import Executor, ExecutorUnreachable
+from corral.domain.placements.orders import LaunchOrder, SightCause, SightState
+from corral.ports.executor import Executor, ExecutorUnreachable, LaunchRefused
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is missing: pip install -e '.[test]'")
 
-# A driver that dies instead of doing what {method} of {module} would do when it is called.
-_DIES = """
+# A driver that does something else before, or instead of, what a function of it would do.
+_PATCHED = """
 import os
-from corral.adapters.executors.ray import {module} as module, driver
-real = module.{method}
-def dies(*arguments, **named):
-    if {when}:
-        os._exit(1)
+from corral.adapters.executors.ray import driver, {module} as module
+real, calls = module.{function}, []
+def other(*arguments, **named):
+    calls.append(arguments)
+    {instead}
     return real(*arguments, **named)
-module.{method} = dies
+module.{function} = other
 driver.main()
 """
 
@@ -120,17 +127,13 @@ class RayHarness(ExecutorHarness):
     @contextmanager
     def losing_a_reply(self) -> Iterator[None]:
         # The third: after those to `connect` and `nodes`.
-        self._driver = _dying(
-            "driver",
-            "_reply",
-            when="(dies.__dict__.setdefault('calls', []).append(1) or len(dies.calls) == 3)",
-        )
+        self._driver = _patched("driver", "_reply", "if len(calls) == 3: os._exit(1)")
         yield
         self._driver = None
 
     def dies_in_launch(self, order: LaunchOrder) -> None:
         # The second of the actors is never made.
-        driver = _dying("operations", "_actor", when="arguments[1] == 1")
+        driver = _patched("operations", "_actor", "if len(calls) == 2: os._exit(1)")
         with pytest.raises(ExecutorUnreachable):
             self.fresh(driver=driver).launch(order)
 
@@ -148,8 +151,8 @@ class RayHarness(ExecutorHarness):
         return self.order(key, 1, STAYS, need=Requirements(gpus=1, gpu=("H100",)))
 
 
-def _dying(module: str, method: str, *, when: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", _DIES.format(module=module, method=method, when=when))
+def _patched(module: str, function: str, instead: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", _PATCHED.format(module=module, function=function, instead=instead))
 
 
 def ray_config(local: LocalRay) -> RayCluster:
@@ -179,3 +182,128 @@ def cluster(local_ray: LocalRay, apis: list[RayApi]) -> Iterator[RayHarness]:
 
 
 class TestRayExecutor(ExecutorContract): ...
+
+
+def free(local: LocalRay, resource: str) -> float:
+    return float(local.ask("free").get(resource, 0.0))
+
+
+def test_each_rank_has_gpus_of_its_own_and_gives_them_back(cluster: RayHarness) -> None:
+    """DL-D25: several GPUs, by the name of the model; when it has ended they are free again."""
+    eventually(lambda: free(cluster.local, "GPU") == 7, "all GPUs to be free")
+    executor = cluster.executor()
+    need = Requirements(gpus=2, gpu=("B300", "a100"))
+    order = cluster.order(cluster.key(), 2, f'echo "gpus $CUDA_VISIBLE_DEVICES"; {STAYS}', need=need)
+    handle = running(cluster, executor, order)
+
+    held = free(cluster.local, "GPU")
+    seen = [said(executor, handle, rank, "gpus").splitlines()[0] for rank in range(2)]
+    executor.cancel(handle)
+
+    assert held == 3
+    assert seen == ["gpus 0,1"] * 2
+    eventually(lambda: free(cluster.local, "GPU") == 7, "all GPUs to be free")
+
+
+def test_tokens_lie_in_a_folder_that_only_its_owner_reads_and_that_is_removed(cluster: RayHarness) -> None:
+    """DL-D32."""
+    executor = cluster.executor()
+    order = cluster.order(cluster.key(), 1, STAYS)
+    handle = running(cluster, executor, order)
+    (worker,) = cluster.workers(order.key)
+    tokens = Path(worker.environ["CORRAL_PLACED_TOKENS"])
+
+    assert (tokens / "0").read_text() == order.tokens[0]
+    assert stat.S_IMODE((tokens / "0").stat().st_mode) == 0o600
+    assert stat.S_IMODE(tokens.parent.stat().st_mode) == 0o700
+    assert not [name for name in worker.environ if name.startswith("RAY_")]
+
+    executor.cancel(handle)
+    eventually(lambda: not tokens.parent.exists(), "the folder to be removed")
+
+
+def test_an_actor_that_is_killed_takes_its_worker_along_and_gives_the_group_back(cluster: RayHarness) -> None:
+    """DL-D18, DL-D22: SIGTERM first; Ray's own words for the end."""
+    executor = cluster.executor()
+    eventually(lambda: free(cluster.local, "CPU") == 13, "all CPUs to be free")
+    order = cluster.order(cluster.key(), 1, STAYS)
+    handle = running(cluster, executor, order)
+    (worker,) = cluster.workers(order.key)
+    folder = Path(worker.environ["CORRAL_PLACED_TOKENS"]).parent
+
+    os.kill(cluster.local.ask("actor_pid", name=f"{handle}/0"), signal.SIGKILL)
+
+    found = sighted(executor, handle, has_ended, "the end")
+    assert (found.ranks[0].state, found.ranks[0].cause) == (SightState.FAILED, SightCause.UNKNOWN)
+    assert "connection error" in found.ranks[0].detail
+    nothing_is_left(cluster, order.key)
+    eventually(lambda: free(cluster.local, "CPU") == 13, "all CPUs to be free")
+    eventually(lambda: not folder.exists(), "the folder to be removed")
+
+
+def test_a_lost_node_is_called_so(cluster: RayHarness) -> None:
+    """DL-D18."""
+    executor = cluster.executor()
+    cluster.local.ask("add_node", gpu="B200")
+    order = cluster.order(cluster.key(), 1, STAYS, need=Requirements(gpus=1, gpu=("B200",)))
+    handle = running(cluster, executor, order)
+
+    cluster.local.ask("lose_node", gpu="B200")
+
+    found = sighted(executor, handle, has_ended, "the end")
+    assert found.ranks[0].cause is SightCause.NODE_LOST, found
+    nothing_is_left(cluster, order.key)
+
+
+def test_an_elastic_launch_starts_with_those_that_there_is_room_for(cluster: RayHarness) -> None:
+    """DL-D13, DL-D15: the fewest together, each further one when it fits; cancel ends those that wait too."""
+    executor = cluster.executor()
+    need = Requirements(gpus=2, gpu=("A100",))
+    order = cluster.order(cluster.key(), 3, STAYS, need=need, min_ranks=1)
+    handle = executor.launch(order)
+
+    states = [SightState.RUNNING, SightState.RUNNING, SightState.WAITING]
+    found = sighted(executor, handle, lambda seen: [rank.state for rank in seen.ranks] == states, str(states))
+    assert found.ranks[2].cause is SightCause.UNSCHEDULABLE
+    assert "NO_RESOURCES" in found.ranks[2].detail
+
+    executor.cancel(handle)
+    sighted(executor, handle, has_ended, "the end")
+    nothing_is_left(cluster, order.key)
+    eventually(lambda: free(cluster.local, "GPU") == 7, "all GPUs to be free")
+
+
+def test_a_launcher_that_comes_late_starts_nothing_again(cluster: RayHarness) -> None:
+    """DL-D27: it looked before the first one had launched, and goes on after all has ended."""
+    order = cluster.order(cluster.key(), 1, "echo up; exit 4")
+    handle = cluster.executor().launch(order)
+    sighted(cluster.executor(), handle, has_ended, "the end")
+
+    late = cluster.fresh(driver=_patched("operations", "read_many", "return {}"))
+    assert late.launch(order) == handle
+
+    eventually(lambda: free(cluster.local, "CPU") == 13, "all CPUs to be free")
+    assert late.logs(handle, 0, most_bytes=100) == "up\n"
+    assert order.tokens[0] not in cluster.listing(handle)
+
+
+def test_half_a_launch_can_be_cancelled(cluster: RayHarness) -> None:
+    """DL-D22, DL-D27: the launcher died in the middle, and nobody repeats it."""
+    eventually(lambda: free(cluster.local, "CPU") == 13, "all CPUs to be free")
+    order = cluster.order(cluster.key(), 2, STAYS)
+    cluster.dies_in_launch(order)
+    executor = cluster.executor()
+    (found,) = executor.launched(cluster.installation)
+
+    executor.cancel(found.handle)
+
+    sighted(executor, found.handle, has_ended, "the end")
+    nothing_is_left(cluster, order.key)
+    eventually(lambda: free(cluster.local, "CPU") == 13, "all CPUs to be free")
+    assert all(token not in cluster.listing(found.handle) for token in order.tokens)
+
+
+def test_an_image_is_refused(cluster: RayHarness) -> None:
+    """DL-D32: what cannot be done is not left out in silence."""
+    with pytest.raises(LaunchRefused, match="image"):
+        cluster.executor().launch(cluster.order(cluster.key(), 1, STAYS, image="a/b:1"))

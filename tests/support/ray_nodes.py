@@ -15,15 +15,21 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 
 from support.ray_cluster import CPUS_OF_A_NODE, HOST, NODES
 
+NO_MEMORY = {"RAY_memory_usage_threshold": "0.0", "RAY_memory_monitor_refresh_ms": "100"}
+
 
 class Nodes:
     def __init__(self, folder: str) -> None:
         common = {"num_cpus": CPUS_OF_A_NODE, "num_gpus": 2, "object_store_memory": 80_000_000}
         head = {**common, "node_ip_address": HOST, "include_dashboard": False, "temp_dir": f"{folder}/r"}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self._add(common, "A100") for _ in range(NODES - 1)]
-        os.environ.update({"RAY_memory_usage_threshold": "0.0", "RAY_memory_monitor_refresh_ms": "100"})
+        for _ in range(NODES - 1):
+            self._add(common, "A100")
+        # The node takes its settings from here when it starts.
+        os.environ.update(NO_MEMORY)
         self._add({**common, "num_cpus": 1, "num_gpus": 1}, "H100")
+        for name in NO_MEMORY:
+            del os.environ[name]
         ray.init(
             self.cluster.address,
             namespace="corral",
@@ -41,8 +47,13 @@ class Nodes:
         processes = self.cluster.head_node.all_processes["gcs_server"]
         return int(processes[0].process.pid)
 
-    def lose_a_node(self, _: dict[str, Any]) -> None:
-        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+    def add_node(self, request: dict[str, Any]) -> None:
+        node = self._add({"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80_000_000}, request["gpu"])
+        self.held[request["gpu"]] = node
+        self.cluster.wait_for_nodes()
+
+    def lose_node(self, request: dict[str, Any]) -> None:
+        self.cluster.remove_node(self.held.pop(request["gpu"]), allow_graceful=False)
 
     def foreign(self, request: dict[str, Any]) -> None:
         """Somebody's actor in a placement group, beside ours in the same namespace."""
@@ -64,6 +75,10 @@ class Nodes:
 
     def empty(self, _: dict[str, Any]) -> None:
         remove_placement_group(self.held.pop("full"))
+
+    def actor_pid(self, request: dict[str, Any]) -> int:
+        found = [actor for actor in state.actor_table(None).values() if actor["Name"] == request["name"]]
+        return int(found[0]["Pid"])
 
     def free(self, _: dict[str, Any]) -> dict[str, float]:
         found: dict[str, float] = ray.available_resources()

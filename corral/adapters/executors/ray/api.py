@@ -27,17 +27,20 @@ class RayApi:
         self._driver: _DriverProcess | None = None
 
     def call(self, doing: str, request: dict[str, Any]) -> Any:
-        deadline = time.monotonic() + self._cluster.timeout_s
         if not self._lock.acquire(timeout=self._cluster.timeout_s):
             raise ExecutorUnreachable(f"Ray's driver was busy for {self._cluster.timeout_s:g} s")
         try:
-            driver = self._connected(deadline)
-            reply = driver.ask({"do": doing, **request}, deadline)
+            return self._ask(doing, request)
         except ExecutorUnreachable:
+            # Whatever is wrong, the next one starts afresh.
             self._end()
             raise
         finally:
             self._lock.release()
+
+    def _ask(self, doing: str, request: dict[str, Any]) -> Any:
+        deadline = time.monotonic() + self._cluster.timeout_s
+        reply = self._connected(deadline).ask({"do": doing, **request}, deadline)
         if "error" in reply:
             raise error_of(doing, reply)
         return reply["result"]

@@ -47,6 +47,9 @@ def launch(request: Request) -> None:
     write_once(f"{handle}/order", order)
     order = read(f"{handle}/order")
     done = read_many([f"{handle}/launched", f"{handle}/cancelled"])
+    if f"{handle}/cancelled" in done:
+        # Whoever launched it before may have gone on after that.
+        cancel({"handle": handle})
     if done:
         return
     _write_payloads(handle, request)
@@ -142,8 +145,12 @@ def _tidy(handle: str, launch: dict[str, Any]) -> None:
     if launch["ended"]:
         write_once(f"{handle}/closed", time.time())
         _erase_payloads(handle, launch["order"])
+    holding = launch["holding"]
+    if cancelled is not None and launch["launched"] is None:
+        # Its launch was never finished: nobody has noted what it holds.
+        holding = range(len(launch["order"]["groups"]))
     if launch["ended"] or overdue:
-        for number in launch["holding"]:
+        for number in holding:
             _remove_group(f"{handle}/{number}")
 
 

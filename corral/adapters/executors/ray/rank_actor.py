@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,15 @@ class Rank:
         try:
             payload = self._claim()
             if payload is not None:
-                outcome = self._run(payload)
-                self._write_down(outcome)
+                self._write_down(self._run(payload))
         except Exception as error:  # noqa: BLE001  # whatever it is, somebody must hear of it
             self._write_down(
                 {"state": "failed", "cause": "unknown", "detail": f"the actor failed: {error!r}"}
             )
-        finally:
+        try:
             self._leave()
+        finally:
+            os._exit(0)
 
     def _claim(self) -> dict[str, Any] | None:
         """What to run; None if it has been started before, or was cancelled."""
@@ -143,8 +145,15 @@ class Rank:
                 del self._output[:-OUTPUT_BYTES]
 
     def _write_down(self, outcome: dict[str, Any]) -> None:
-        write_once(f"{self._handle}/output/{self._rank}", self.tail(OUTPUT_BYTES))
-        write_once(f"{self._handle}/ended/{self._rank}", {"node": socket.gethostname(), **outcome})
+        """Tries until the cluster's head takes it in; Ray itself ends an actor whose head stays away."""
+        while True:
+            try:
+                write_once(f"{self._handle}/output/{self._rank}", self.tail(OUTPUT_BYTES))
+                write_once(f"{self._handle}/ended/{self._rank}", {"node": socket.gethostname(), **outcome})
+            except Exception:  # noqa: BLE001  # of several kinds, by what was cut off
+                time.sleep(1.0)
+            else:
+                return
 
     def _leave(self) -> None:
         # Before that, some of the others may not be there yet.
@@ -153,6 +162,7 @@ class Rank:
             group = get_current_placement_group()
             if group is not None:
                 remove_placement_group(group)
+        # Rather than to exit: Ray would call that a crash.
         ray.kill(ray.get_actor(actor_name(self._handle, self._rank), namespace=NAMESPACE))
 
     def _is_over(self, rank: int) -> bool:
