@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
-from corral.domain.secrets import refusal, secret_names
+from corral.domain.secrets.secrets import refusal, secret_names
 from corral.functions.options import (
     Batch,
     Cron,

@@ -32,7 +32,7 @@ from corral.functions.member import Member, endpoint_name
 from corral.functions.packaging.package import Package, pack
 from corral.functions.program import share_main
 from corral.functions.serialize import Pieces, as_text, from_text, whole
-from corral.functions.web_routes import route_problems
+from corral.functions.web.routes import route_problems
 from corral.settings import process_environment, read_settings
 from corral.wire.base import explain
 from corral.wire.calls import CallView

@@ -26,7 +26,7 @@ from corral.domain.placements.placements import ExecutorRecord, Placement
 from corral.domain.quotas import Quota, UsageHours
 from corral.domain.runs.runs import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.domain.schedules import Schedule
-from corral.domain.secrets import Secret
+from corral.domain.secrets.secrets import Secret
 from corral.domain.tokens import Token
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.domain.webhooks.deliveries import Delivery, Webhook

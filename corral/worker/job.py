@@ -15,8 +15,8 @@ from corral.client.training.model_cache import cached_bytes
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import Capability
 from corral.domain.paths import BadPath
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView
 from corral.worker.child.command import Exit
 from corral.worker.child.rank_socket import RankSocket

@@ -26,8 +26,8 @@ from corral.domain.artifacts import NamedObject, ObjectCounts
 from corral.domain.errors import Conflict, LeaseLost, PreconditionFailed, SecretExposed, TooLarge
 from corral.domain.ids import RunId
 from corral.domain.leases import Lease, LeaseState
-from corral.domain.redact import SecretValues
 from corral.domain.runs.states import RunState
+from corral.domain.secrets.redact import SecretValues
 from corral.store.transaction import Tx
 
 POLICY = ServerPolicy()

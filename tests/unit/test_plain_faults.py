@@ -22,7 +22,7 @@ from corral.client.submit.problems import ProblemList
 from corral.client.submit.run_file import parse
 from corral.domain.errors import PARAMS_HINT, SPEC_HINT, FieldError, InvalidInput
 from corral.domain.runs.states import RunState
-from corral.domain.secrets import looks_secret
+from corral.domain.secrets.secrets import looks_secret
 from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.calls import CallView

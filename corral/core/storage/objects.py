@@ -28,8 +28,8 @@ from corral.domain.errors import (
 )
 from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey
-from corral.domain.redact import SecretValues
 from corral.domain.runs.runs import Run
+from corral.domain.secrets.redact import SecretValues
 from corral.store.transaction import Tx
 
 MAX_BYTES = 64 << 10

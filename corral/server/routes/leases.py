@@ -22,8 +22,8 @@ from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.hosts.capability import RamNow
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
+from corral.domain.secrets.redact import SecretValues
 from corral.server.auth import Claimant, Claiming, OwnHost, OwnLease
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc

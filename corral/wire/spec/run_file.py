@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import is_name
-from corral.domain.secrets import refusal, secret_names
+from corral.domain.secrets.secrets import refusal, secret_names
 from corral.durations import LEAST_S
 from corral.recipes import models
 from corral.recipes.train import to_table
