@@ -21,7 +21,7 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap
 from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.runs import Run
 from corral.ports.blobs import SegmentStore
 from corral.ports.clock import Clock

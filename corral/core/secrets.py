@@ -12,7 +12,8 @@ from corral.core.policy import ServerPolicy
 from corral.core.quotas import check_room
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed, found
 from corral.domain.leases import LeaseKey
-from corral.domain.redact import MIN_SECRET_BYTES, SecretValues, StreamScanner
+from corral.domain.redact.forms import MIN_SECRET_BYTES
+from corral.domain.redact.values import SecretValues, StreamScanner
 from corral.domain.secrets import Secret
 from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx

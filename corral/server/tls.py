@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from corral.domain.certificates import first_pin
 from corral.domain.errors import Forbidden
+from corral.domain.hosts.certificates import first_pin
 from corral.domain.ids import HostId
 from corral.domain.tokens import Scope, Token
 from corral.ports.authority import Authority

@@ -14,7 +14,7 @@ from corral.client.training.model_cache import cached_bytes
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import Capability
 from corral.domain.paths import BadPath
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView
 from corral.worker.child.command import Exit

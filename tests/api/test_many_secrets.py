@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.live_server import error_of, named, serve
 
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 
 
 def test_the_secrets_of_a_project_have_a_limit_in_all(tmp_path: Path) -> None:

@@ -173,9 +173,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a server is trusted whatever its certificate",
-        "    if not hmac.compare_digest(found, pin):\n",
-        "    if not found:\n",
-        (("tests/api/test_tls.py",),),
+        "        if hmac.compare_digest(pin_of(one), pin):\n",
+        "        if one:\n",
+        (("tests/api/test_tls.py",), ("tests/api/test_pinned_authority.py",)),
     ),
     Mutation(
         "a notice is signed without its body",

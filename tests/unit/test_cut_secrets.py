@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from corral.core.calls.reported_errors import kept_error
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.functions.errors import describe
 from corral.wire.leases import FailRequest

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.redact import SecretValues, StreamRedactor, StreamScanner
+from corral.domain.redact.values import SecretValues, StreamRedactor, StreamScanner
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.wire.leases import FailRequest, MemoryReport, StoppedRequest

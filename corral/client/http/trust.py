@@ -11,8 +11,8 @@ import httpx
 
 from corral.client.http.connection import is_loopback
 from corral.client.http.errors import UntrustedServer, from_response, unreachable
-from corral.domain.certificates import certificates, first_pin, pin_of
 from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.hosts.certificates import certificates, first_pin, pin_of
 from corral.files.atomic import write_private
 from corral.wire.hosts import CaAnswer
 

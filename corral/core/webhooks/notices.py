@@ -11,7 +11,7 @@ from corral.core.webhooks.slack import slack_message
 from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.canonical import canonical
 from corral.domain.ids import DeliveryId, WebhookId, new_delivery_id
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.reasons import HINTS
 from corral.domain.runs.runs import Event, Run
 from corral.domain.runs.states import FINAL

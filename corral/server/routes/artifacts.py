@@ -15,7 +15,7 @@ from corral.core.storage.blobs import readable_by_lease
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import ArtifactId
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.tokens import Token
 from corral.server.auth import Anyone, ArtifactPath, Caller, Project, User
 from corral.server.bulk_reads import CallerGone, FileCheck

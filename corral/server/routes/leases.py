@@ -24,7 +24,7 @@ from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.hosts.capability import RamNow
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.server.auth import Claimant, Claiming, OwnHost, OwnLease
 from corral.server.errors import body_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.wire.leases import FailRequest, FinishRequest, MemoryReport, StoppedRequest

@@ -17,7 +17,7 @@ from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import ENGINE_PACKAGES
 from corral.domain.paths import printable
 from corral.domain.pins import check_pins
-from corral.domain.redact import SecretValues
+from corral.domain.redact.values import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.spec.run_file import render_argv
 from corral.worker.child.command import Command, View

@@ -10,7 +10,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-from corral.domain.secret_forms import MIN_SECRET_BYTES
+from corral.domain.redact.forms import MIN_SECRET_BYTES
 
 PIECE_BYTES = 64
 _WORD = 4

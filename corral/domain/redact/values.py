@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from corral.domain.needles import PIECE_BYTES, Borders, Needles, pieces
-from corral.domain.secret_forms import LOSSLESS, MIN_SECRET_BYTES, encode, exact_needles, loose_needles
-
-__all__ = ["MIN_SECRET_BYTES", "HeldBytes", "SecretValues", "StreamRedactor", "StreamScanner"]
+from corral.domain.redact.forms import LOSSLESS, encode, exact_needles, loose_needles
+from corral.domain.redact.needles import PIECE_BYTES, Borders, Needles, pieces
 
 # What stands before the data belongs to no secret.
 _NOTHING = -1
