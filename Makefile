@@ -19,12 +19,13 @@ unexport PYTHONDONTWRITEBYTECODE
 export XDG_CACHE_HOME ?= $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast soak check bench docs clean
+.PHONY: help demo test test-fast test-kubernetes soak check bench docs clean
 
 help:
 	@echo "make demo        install, start a server and a worker, run something, verify its artifact, stop"
 	@echo "make test        all checks and all tests; starts what it needs and leaves nothing running"
 	@echo "make test-fast   unit and contract tests on SQLite, in less than a minute"
+	@echo "make test-kubernetes KUBECONFIG=...   the Kubernetes executor on a cluster of your own, in a namespace that is made for it"
 	@echo "make soak        an hour of random tests: models of the server, kills, bad networks; prints its seeds"
 	@echo "make check       format, lint, types, import contracts"
 	@echo "make bench       measure, and write bench/results"
@@ -48,6 +49,11 @@ test: check
 
 test-fast: $(STAMPS)/test
 	@$(TESTS) tests/unit tests/contract -k 'not postgres'
+
+# Everything else of the executor's tests disturbs its cluster, and runs on one of our own in `make test`.
+test-kubernetes: $(STAMPS)/test
+	@test -n "$(KUBECONFIG)" || { echo "error: which cluster? make test-kubernetes KUBECONFIG=~/.kube/config" >&2; exit 1; }
+	@CORRAL_TEST_KUBECONFIG="$(KUBECONFIG)" $(TESTS) tests/contract/test_kubernetes_any_cluster.py
 
 soak: $(STAMPS)/test
 	@CORRAL_MODEL_PROFILE=long CORRAL_CHAOS_S=3000 $(TESTS) tests/model tests/chaos tests/fleet tests/api/test_openapi.py tests/engine/test_learns.py

@@ -6,6 +6,8 @@ CorralError
 │   └── DiskFull, RateLimited, ProjectFull
 ├── ServerUnreachable
 │   └── UntrustedServer                                 corral.client.http.errors
+├── RankError                                           among the ranks of a run: corral.rank
+│   └── NotInARun, RankTimeout                          the latter a TimeoutError as well
 └── FunctionError                                       around a call: corral.functions.errors
     ├── CallTimeout, NotFinished                        TimeoutErrors as well
     ├── CallCancelled, CallExpired, EndpointGone

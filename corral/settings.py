@@ -29,6 +29,14 @@ class Settings(BaseModel):
         600, ge=0, le=30 * 86400, description="How long a program waits for a server that is away."
     )
 
+    placed_tokens: Path | None = Field(
+        None, description="Of a worker that an executor brought up: the file or folder with its tokens."
+    )
+    placed_rank: int = Field(0, ge=0, le=100_000, description="Which of the tokens is its own.")
+    placed_ca: str | None = Field(
+        None, description="The certificate of the authority that it trusts, as PEM."
+    )
+
     host: str = "127.0.0.1"
     port: int = Field(7373, ge=0, le=65535)
     database: str | None = Field(None, description="A postgresql:// URL; the default is SQLite in `home`.")

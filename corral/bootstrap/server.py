@@ -23,6 +23,7 @@ from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.clock import SystemClock
 from corral.adapters.secrets.key import load_key
 from corral.adapters.webhook_sender import HttpSender
+from corral.bootstrap.executors import InstalledExecutors
 from corral.bootstrap.installation import check_database_is_there, join_installation, keep_note
 from corral.bootstrap.secrets import CipherOnDemand
 from corral.bootstrap.sockets import listen, most_connections, new_loop, open_files, raise_open_files
@@ -107,6 +108,7 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
         clock=SystemClock(),
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
+        executors=InstalledExecutors(),
         limits=request_limits(settings),
         trust=trust or TlsTrust(),
     )

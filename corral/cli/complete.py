@@ -76,5 +76,6 @@ manifests = _completion(
     lambda corral, _: [(one.name, f"{one.project}, {one.runs} runs") for one in corral.manifests.all()]
 )
 webhooks = _completion(lambda corral, _: [(hook.name, hook.url) for hook in corral.webhooks.all()])
+executors = _completion(lambda corral, _: [(one.name, one.kind) for one in corral.executors.all()])
 hosts = _completion(lambda corral, _: [(host.name, host.id) for host in corral.hosts.all()])
 volumes = _completion(lambda corral, _: [(one.name, f"version {one.head}") for one in corral.volumes.all()])

@@ -88,6 +88,9 @@ _COMMANDS = (
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
     _Command("hosts", "hosts.hosts", "List, show, drain, resume, revoke and remove hosts."),
     _Command("host", "hosts.host", "Make this machine a host of a server elsewhere."),
+    _Command(
+        "executors", "executors", "Add, check, list and remove executors: clusters that bring up workers."
+    ),
     _Command("secrets", "secrets", "Set, list and remove secrets."),
     _Command("webhooks", "webhooks", "Add, test, pause and remove webhooks, and send again."),
     _Command("tokens", "tokens", "Create, list and revoke tokens; let hosts join."),

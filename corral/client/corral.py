@@ -13,6 +13,7 @@ from corral.client.audit import Audit
 from corral.client.calls import Calls
 from corral.client.disk import Disk
 from corral.client.endpoints import Endpoints
+from corral.client.executors import Executors
 from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.groups import Groups
 from corral.client.hosts.hosts import Hosts, OwnHost
@@ -64,6 +65,7 @@ class Corral:
         self.secrets = ProjectSecrets(self.transport)
         self.manifests = Manifests(self.transport)
         self.audit = Audit(self.transport)
+        self.executors = Executors(self.transport)
         self.webhooks = Webhooks(self.transport)
         self.quotas = Quotas(self.transport)
         self.leases = Leases(self.transport)

@@ -6,6 +6,7 @@ One try each: a worker has loops and a spool of its own, and must see at once th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel
 from pydantic import JsonValue as Json
@@ -15,7 +16,7 @@ from corral.client.artifacts import manifest_of
 from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.files.tree import Tree
 from corral.client.http.errors import rebuild
-from corral.client.http.transport import POLL_SLACK_S, M
+from corral.client.http.transport import POLL_SLACK_S, M, Params
 from corral.domain.errors import CorralError
 from corral.domain.protocol import OLDEST
 from corral.wire.artifacts import ArtifactView
@@ -27,6 +28,7 @@ from corral.wire.leases import (
     FailRequest,
     FinishRequest,
     ObjectAnswer,
+    ObjectList,
     OutcomeAnswer,
     OutcomeReport,
     OutcomesAnswer,
@@ -37,6 +39,13 @@ from corral.wire.logs import EventAnswer, EventBatch
 from corral.wire.secrets import SecretsAnswer
 
 COMMIT_TIMEOUT_S = 300.0
+
+
+class ObjectVersion(NamedTuple):
+    """What an object held when it was read."""
+
+    body: bytes
+    etag: str
 
 
 class Leases(Api):
@@ -114,14 +123,45 @@ class Leases(Api):
             for result in answer.results
         ]
 
-    def put_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
-        # Keys may hold slashes; each part is quoted by itself.
-        path = self._path(lease_id, "objects", *key.split("/"))
-        return self._transport.once("PUT", path, ObjectAnswer, content=body, params={"epoch": epoch})
+    def put_object(
+        self,
+        lease_id: str,
+        epoch: int,
+        key: str,
+        body: bytes,
+        *,
+        create: bool = False,
+        if_match: str | None = None,
+        request_id: str | None = None,
+    ) -> ObjectAnswer:
+        """PreconditionFailed if it is there already, or has another ETag. What is sent again with the same
+        request id is answered as the first time."""
+        headers = {"if-none-match": "*"} if create else {}
+        if if_match is not None:
+            headers["if-match"] = if_match
+        params: Params = {"epoch": epoch, "request_id": request_id}
+        path = self._object(lease_id, key)
+        return self._transport.once("PUT", path, ObjectAnswer, content=body, params=params, headers=headers)
 
-    def read_object(self, lease_id: str, epoch: int, key: str) -> bytes:
-        path = self._path(lease_id, "objects", *key.split("/"))
-        return self._transport.raw("GET", path, params={"epoch": epoch}).content
+    def read_object(
+        self, lease_id: str, epoch: int, key: str, *, wait_s: float = 0.0, changed_from: str | None = None
+    ) -> ObjectVersion:
+        """NoObject if there is none by then. With `changed_from`, wait until it has another ETag."""
+        params: Params = {"epoch": epoch, "wait_s": wait_s, "changed_from": changed_from}
+        path, timeout_s = self._object(lease_id, key), wait_s + POLL_SLACK_S
+        answer = self._transport.raw("GET", path, params=params, timeout_s=timeout_s)
+        return ObjectVersion(answer.content, answer.headers["etag"])
+
+    def delete_object(self, lease_id: str, epoch: int, key: str) -> None:
+        self._transport.raw("DELETE", self._object(lease_id, key), params={"epoch": epoch})
+
+    def object_keys(self, lease_id: str, epoch: int, prefix: str, *, after: str = "") -> ObjectList:
+        params: Params = {"epoch": epoch, "prefix": prefix, "after": after}
+        return self._transport.once("GET", self._path(lease_id, "objects"), ObjectList, params=params)
+
+    def _object(self, lease_id: str, key: str) -> str:
+        # Keys may hold slashes; each part is quoted by itself.
+        return self._path(lease_id, "objects", *key.split("/"))
 
     def _post(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from corral.domain.ids import LeaseId
-from corral.domain.redact import HeldBytes, SecretValues, StreamRedactor
+from corral.domain.secrets.redact import HeldBytes, SecretValues, StreamRedactor
 
 # Of all leases together. A lease has bytes here only while its last line is unfinished and may end with the
 # beginning of a secret.

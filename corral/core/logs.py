@@ -21,8 +21,8 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap
 from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey
-from corral.domain.redact import SecretValues
 from corral.domain.runs.runs import Run
+from corral.domain.secrets.redact import SecretValues
 from corral.ports.blobs import SegmentStore
 from corral.ports.clock import Clock
 from corral.store.store import Store

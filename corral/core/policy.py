@@ -30,6 +30,8 @@ class ServerPolicy:
     # Hosts are kept for a gang no longer than this after it should have begun.
     keep_for_gang_s: float = 3600.0
     preemption: bool = True
+    # Where a run names them first, hosts that have joined get so long before an executor is asked.
+    own_hosts_first_s: float = 30.0
     # Models that may be trained, by id or by how it begins (`Qwen/*`); empty is any.
     models: tuple[str, ...] = ()
     # What a schedule submits, as JSON: it is read each time that the schedule makes it.

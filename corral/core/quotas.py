@@ -127,7 +127,7 @@ def add_payloads(tx: Tx, project: str, size: int) -> None:
 def check_room(tx: Tx, project: str, adding: int) -> None:
     """ProjectFull if so many bytes more are more than the quota allows.
 
-    Files count, and uploads that are under way or broke off, what calls carry, and secrets.
+    Files count, and uploads that are under way or broke off, what calls carry, objects of runs, and secrets.
     """
     quota = tx.quotas.get(project)
     if quota is None or quota.max_bytes is None or adding <= 0:
@@ -136,6 +136,7 @@ def check_room(tx: Tx, project: str, adding: int) -> None:
     others = {
         "uploads": tx.uploads.bytes_of(project),
         "calls": tx.calls.payload_bytes(project),
+        "objects": tx.objects.bytes_of(project),
         "secrets": tx.secrets.bytes_of(project),
     }
     total = files + sum(others.values())

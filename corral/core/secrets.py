@@ -12,10 +12,13 @@ from corral.core.policy import ServerPolicy
 from corral.core.quotas import check_room
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed, found
 from corral.domain.leases import LeaseKey
-from corral.domain.redact import MIN_SECRET_BYTES, SecretValues, StreamScanner
-from corral.domain.secrets import Secret
+from corral.domain.secrets.redact import MIN_SECRET_BYTES, SecretValues, StreamScanner
+from corral.domain.secrets.secrets import Secret
 from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx
+
+# Of all secrets of a project, encrypted: about 190 KiB of values.
+MOST_BYTES = 256 << 10
 
 
 def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, by: Author) -> Secret:
@@ -23,10 +26,21 @@ def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, by: Auth
         raise InvalidInput(f"the value of {name} holds a NUL byte, which no environment variable can")
     secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), by.now)
     before = tx.secrets.get(project, name)
-    check_room(tx, project, len(secret.ciphertext) - (0 if before is None else len(before.ciphertext)))
+    adding = len(secret.ciphertext) - (0 if before is None else len(before.ciphertext))
+    _check_most(tx, project, adding)
+    check_room(tx, project, adding)
     tx.secrets.put(secret)
     note(tx, "secret.set", f"secret:{project}/{name}", by)
     return secret
+
+
+def _check_most(tx: Tx, project: str, adding: int) -> None:
+    """All of them are looked for in every line that the project's runs print."""
+    if adding > 0 and tx.secrets.bytes_of(project) + adding > MOST_BYTES:
+        raise InvalidInput(
+            f"the secrets of project {project} would have more than {MOST_BYTES} bytes in all, encrypted",
+            hint="Remove some with `corral secrets rm`; what is large and no secret belongs into a file.",
+        )
 
 
 def remove(tx: Tx, project: str, name: str, *, by: Author) -> None:
@@ -45,18 +59,13 @@ def listed(tx: Tx, cipher: Cipher, project: str) -> list[tuple[Secret, bool]]:
     return [(one, is_redacted(_value(cipher, one))) for one in tx.secrets.of_project(project)]
 
 
-def of_project(tx: Tx, cipher: Cipher, project: str) -> SecretValues:
-    """Every value of the project, to search for; used where something is about to be stored."""
-    return SecretValues({one.name: _value(cipher, one) for one in tx.secrets.of_project(project)})
-
-
 def _value(cipher: Cipher, secret: Secret) -> str:
     return cipher.decrypt(secret.ciphertext, context=f"{secret.project}/{secret.name}")
 
 
 class SecretRedactor:
-    """Takes every secret of a project out of what its workers report: also one that a run does not name, and
-    has from elsewhere. What is searched for is made anew when a secret changes."""
+    """Every value of a project, to search for where something is about to be stored: also one that a run does
+    not name, and has from elsewhere. What is searched for is made anew only when a secret changes."""
 
     def __init__(self, cipher: Cipher) -> None:
         self._cipher = cipher
@@ -70,7 +79,8 @@ class SecretRedactor:
             return None
         known = self._known.get(project)
         if known is None or known[0] != stored:
-            known = self._known[project] = (stored, of_project(tx, self._cipher, project))
+            values = SecretValues({one.name: _value(self._cipher, one) for one in stored})
+            known = self._known[project] = (stored, values)
         return known[1]
 
 
@@ -85,11 +95,10 @@ def hidden(value: Any, values: SecretValues) -> Any:
     return value
 
 
-def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str) -> None:
+def refuse_exposed(tx: Tx, redactor: SecretRedactor, project: str, text: str, *, what: str) -> None:
     """SecretExposed if the text holds a secret's value: it would be stored and shown in clear."""
-    if not tx.secrets.of_project(project):
-        return
-    if (name := of_project(tx, cipher, project).find(text.encode())) is not None:
+    values = redactor.of(tx, project)
+    if values is not None and (name := values.find(text.encode())) is not None:
         raise SecretExposed(f"{what} contains the value of the secret {name}")
 
 

@@ -15,5 +15,7 @@ TOPIC_HOST = "host"
 TOPIC_TOKEN = "token"
 # Ranks were assigned to a host, whose waiting claim is answered with them. Key: its id.
 TOPIC_ASSIGNED = "assigned"
+# An object was written or deleted. Key: its run, attempt and name (`topic_key` of its rules).
+TOPIC_OBJECT = "object"
 # A rank of an elastic run has no host. Key: as that of a run that is ready.
 TOPIC_GROW = "grow"

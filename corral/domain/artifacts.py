@@ -83,3 +83,12 @@ class NamedObject(NamedTuple):
     body: bytes
     epoch: int
     updated_at: float
+
+
+class ObjectCounts(NamedTuple):
+    """Whose attempt the objects of a run are, how many they are and how many bytes they have."""
+
+    run_id: RunId
+    attempt: int
+    objects: int = 0
+    bytes: int = 0

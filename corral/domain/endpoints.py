@@ -12,6 +12,16 @@ from corral.domain.calls import CallPool
 from corral.domain.ids import Digest, EndpointId, HostId, RunId
 from corral.domain.leases import LeaseState
 
+# What a program makes for its own calls, and what is served while somebody works on it.
+LIVE = "live."
+DRAFT = "dev."
+_LONGEST = 64
+
+
+def prefixed(prefix: str, name: str) -> str:
+    """The name of an endpoint's counterpart that is live, or a draft."""
+    return f"{prefix}{name}"[:_LONGEST].rstrip("._-")
+
 
 class VersionState(StrEnum):
     # None of its instances is ready yet; the version before still serves.

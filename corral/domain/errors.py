@@ -10,6 +10,7 @@ from corral.errors import VolumeConflict as VolumeConflict
 
 T = TypeVar("T")
 # For whoever wrote what a run is, in a run file or in a request; it helps with nothing else.
+PARAMS_HINT = "Nothing was queued. Correct the parameters that are named."
 SPEC_HINT = "Correct the fields named above; `corral schema` prints what is allowed."
 RUN_HINT = "Check the id with `corral ls`; what belongs to another project is not shown."
 
@@ -43,6 +44,20 @@ class Conflict(CorralError):
     """The thing is in a state that does not allow this."""
 
     code = "conflict"
+
+
+class NoObject(NotFound):
+    """The lease is good, and its attempt has no object of that name."""
+
+    code = "no_object"
+    hint = "Wait for it with `wait_s`, or check its name."
+
+
+class PreconditionFailed(CorralError):
+    """The object is not as `If-Match` or `If-None-Match` says: somebody else was first."""
+
+    code = "precondition_failed"
+    hint = "Read it again, and decide anew."
 
 
 class LeaseLost(CorralError):

@@ -21,12 +21,13 @@ WebhookId = NewType("WebhookId", str)
 DeliveryId = NewType("DeliveryId", str)
 EndpointId = NewType("EndpointId", str)
 CallId = NewType("CallId", str)
+PlacementId = NewType("PlacementId", str)
 Digest = NewType("Digest", str)
 
 # No vowels and no look-alikes: an id never spells a word and can be read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
-_ID = re.compile(r"(r|l|h|g|a|t|s|w|d|e|c)-[bcdfghjkmnpqrstvwxz2-9]{12}")
+_ID = re.compile(r"(r|l|h|g|a|t|s|w|d|e|c|p)-[bcdfghjkmnpqrstvwxz2-9]{12}")
 _ANY_ID = re.compile(rf"(?<![A-Za-z0-9]){_ID.pattern}(?![A-Za-z0-9])")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -57,6 +58,7 @@ new_webhook_id = _maker("w", WebhookId)
 new_delivery_id = _maker("d", DeliveryId)
 new_endpoint_id = _maker("e", EndpointId)
 new_call_id = _maker("c", CallId)
+new_placement_id = _maker("p", PlacementId)
 
 
 def is_id(text: str, kind: str) -> bool:

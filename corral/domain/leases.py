@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from corral.domain.ids import HostId, LeaseId, RunId
 
+# A worker that says more than these three hundred years is not believed.
+MOST_RAN_S = 1e10
+
 
 class LeaseState(StrEnum):
     LIVE = "live"

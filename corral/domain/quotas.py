@@ -66,8 +66,11 @@ def _month(day: float) -> tuple[str, float]:
 
 
 def by_month(until: float, seconds: float) -> Iterator[tuple[str, float]]:
-    """The seconds up to a moment by the months that they lie in, the newest first."""
-    while seconds > 0:
+    """The seconds up to a moment by the months that they lie in, the newest first.
+
+    What lies before 1970 is in no month: a worker said so, and there is no end to what it can say.
+    """
+    while seconds > 0 and until > 0:
         # The very first moment of a month ends the one before.
         begun = month_start(until - 1e-6)
         within = min(seconds, until - begun)

@@ -111,13 +111,16 @@ def find_adapter(places: JobPaths, said: str | None, which: str = "last") -> Pat
     folder = locate_input(places, "adapter", said)
     if (folder / ADAPTER).is_file():
         return folder
-    inside = [folder / "best", folder / "adapter"] if which == "best" else [folder / "adapter"]
+    # The last is a checkpoint's.
+    inside = [folder / "adapter", folder / "engine" / "adapter"]
+    if which == "best":
+        inside.insert(0, folder / "best")
     for candidate in inside:
         if (candidate / ADAPTER).is_file():
             return candidate
     raise InvalidSpec(
         f"{folder} holds no adapter ({ADAPTER} is missing)",
-        "Name the folder of a peft adapter, or the result of a training run with method lora.",
+        "Name the folder of a peft adapter, or a training run with method lora, or a checkpoint of one.",
     )
 
 

@@ -16,7 +16,7 @@ from corral.functions.member import Member
 from corral.functions.packaging.package import CodeTooLarge, Package, included, modules_of, pack
 from corral.functions.packaging.requirements import PythonRequirements, owners
 from corral.functions.packaging.sources import read_source
-from corral.functions.web_routes import route_problems
+from corral.functions.web.routes import route_problems
 
 
 @dataclass(frozen=True)

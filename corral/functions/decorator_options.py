@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
-from corral.domain.secrets import refusal, secret_names
+from corral.domain.secrets.secrets import refusal, secret_names
 from corral.functions.options import (
     Batch,
     Cron,
@@ -33,7 +33,8 @@ class ClassOptions(TypedDict, total=False):
     """
 
     name: str | None
-    """The name in the app; that of the function or class by default."""
+    """The name in the app; that of the function or class by default. A deployed one ends in a letter or a
+    digit: `quit_` of the app `mine` is `mine.quit`."""
     python: Sequence[str] | None
     """Requirements as pip takes them, instead of the app's."""
     gpu: str | int | Sequence[str] | None

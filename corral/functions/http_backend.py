@@ -23,15 +23,16 @@ from corral.client.files.upload import upload
 from corral.client.volumes import volumes
 from corral.client.volumes.folder import VolumeFolder
 from corral.domain.calls import INLINE_BYTES
+from corral.domain.endpoints import LIVE, prefixed
 from corral.domain.errors import BlobMissing, DigestMismatch, InvalidInput, NotFound
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.importing import refuse_unguarded
-from corral.functions.member import Member
+from corral.functions.member import Member, endpoint_name
 from corral.functions.packaging.package import Package, pack
 from corral.functions.program import share_main
 from corral.functions.serialize import Pieces, as_text, from_text, whole
-from corral.functions.web_routes import route_problems
+from corral.functions.web.routes import route_problems
 from corral.settings import process_environment, read_settings
 from corral.wire.base import explain
 from corral.wire.calls import CallView
@@ -86,10 +87,10 @@ class HttpBackend:
         project = project or self._project
         head, _, method = name.rpartition(".")
         try:
-            view, method = self.corral.endpoints.get(project, name), ""
+            view, method = self.corral.endpoints.get(project, endpoint_name(name)), ""
         except NotFound as error:
             try:
-                view = self.corral.endpoints.get(project, head)
+                view = self.corral.endpoints.get(project, endpoint_name(head))
             except NotFound:
                 raise EndpointGone(f"{error.message}; `corral fn ls` lists what is deployed") from None
         tables = {key: table.model_dump() for key, table in view.functions.items()}
@@ -115,7 +116,7 @@ class HttpBackend:
         package = pack(member)
         code, digest = self._ship(package, project)
         settings = member.settings
-        name = f"live.{member.endpoint}"[:64].rstrip("._-") if live else member.endpoint
+        name = prefixed(LIVE, member.endpoint) if live else member.endpoint
         spec = RunSpec(
             name=name,
             project=project,

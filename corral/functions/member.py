@@ -15,6 +15,11 @@ from corral.functions.program import ModuleHome, attribute
 _BY_VALUE = ("<locals>", "<lambda>")
 
 
+def endpoint_name(text: str) -> str:
+    """What `app.function` is deployed as: names end in a letter or a digit."""
+    return text[:64].rstrip("._-")
+
+
 @dataclass(frozen=True)
 class Callee:
     """One thing that can be called: the function itself, or a method."""
@@ -60,7 +65,7 @@ class Member:
 
     @property
     def endpoint(self) -> str:
-        return f"{self.app.name}.{self.name}"[:64].rstrip("._-")
+        return endpoint_name(f"{self.app.name}.{self.name}")
 
     def home(self) -> ModuleHome | None:
         """The module that an instance imports to find it; None if it cannot be imported, and is pickled."""
@@ -94,6 +99,12 @@ class AppMembers:
         earlier = self.members.get(member.name)
         if earlier is not None and earlier.qualname != member.qualname:
             raise ValueError(f"{self.name} has two members named {member.name!r}; give one another `name`")
+        for other in self.members.values():
+            if other.name != member.name and other.endpoint == member.endpoint:
+                raise ValueError(
+                    f"{other.name} and {member.name} would both be deployed as {member.endpoint};"
+                    " give one another `name`"
+                )
         self.members[member.name] = member
 
 

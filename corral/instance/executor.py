@@ -35,7 +35,7 @@ class Cancelled(BaseException):
     """Raised inside a call that nobody wants any more. Not an Exception: user code should not swallow it."""
 
 
-class Executor:
+class CallExecutor:
     def __init__(
         self,
         reporter: Reporter,

@@ -16,7 +16,7 @@ from corral.functions import serialize as codec
 from corral.functions.errors import describe
 from corral.instance.calls import RunnerCall
 from corral.instance.channel import Channel
-from corral.instance.executor import Executor
+from corral.instance.executor import CallExecutor
 from corral.instance.listener import MessageListener
 from corral.instance.load import CannotLoad, LoadedCode, load
 from corral.instance.nested_calls import InstanceBackend
@@ -42,7 +42,7 @@ def main() -> int:
     lend_package("cloudpickle", config["cloudpickle"])
     listener = MessageListener(channel)
     backends.set_backend(InstanceBackend(channel, listener))
-    executor = Executor(
+    executor = CallExecutor(
         Reporter(channel, config["folder"]),
         marks,
         listener,
@@ -81,7 +81,7 @@ def _connect(folder: str) -> socket.socket:
     return sock
 
 
-def _load(config: dict[str, Any], channel: Channel, executor: Executor) -> LoadedCode | None:
+def _load(config: dict[str, Any], channel: Channel, executor: CallExecutor) -> LoadedCode | None:
     params = config.get("params")
     given = None if params is None else (params["format"], codec.from_text(params["body"]))
     try:
@@ -97,7 +97,7 @@ def _load(config: dict[str, Any], channel: Channel, executor: Executor) -> Loade
     return code
 
 
-def _take(executor: Executor, tables: dict[str, Any], header: dict[str, Any], body: bytes) -> None:
+def _take(executor: CallExecutor, tables: dict[str, Any], header: dict[str, Any], body: bytes) -> None:
     match header["t"]:
         case "call":
             executor.submit(_call(header, body, tables))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from corral.errors import FunctionError
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload
 from corral.functions.errors import problem_of
-from corral.functions.member import Member
+from corral.functions.member import Member, endpoint_name
 from corral.functions.serialize import as_text, from_text, whole
 from corral.instance.channel import Channel
 from corral.instance.listener import MessageListener
@@ -42,11 +42,11 @@ class InstanceBackend:
         """In the project of this instance, and in no other."""
         head, _, method = name.rpartition(".")
         try:
-            answer, method = self._ask("find", endpoint=name), ""
+            answer, method = self._ask("find", endpoint=endpoint_name(name)), ""
         except FunctionError:
             if not head:
                 raise
-            answer = self._ask("find", endpoint=head)
+            answer = self._ask("find", endpoint=endpoint_name(head))
         if project not in (None, answer["project"]):
             raise FunctionError(f"this runs in project {answer['project']} and may call nothing of {project}")
         return EndpointTarget(answer["project"], answer["endpoint"]), answer["functions"], method

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from corral.functions.web_types import as_json, converted, is_list, is_model, parameter_hints
+from corral.functions.web.types import as_json, converted, is_list, is_model, parameter_hints
 
 WEB = "web1"
 

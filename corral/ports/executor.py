@@ -8,6 +8,7 @@ from typing import Protocol
 from corral.domain.errors import Conflict, CorralError
 from corral.domain.hosts.capability import Requirements
 from corral.domain.placements.orders import Capacity, Launched, LaunchOrder, PreflightCheck, Sighting
+from corral.domain.placements.placements import ExecutorKind, ExecutorRecord
 
 
 class ExecutorUnreachable(CorralError):
@@ -63,3 +64,15 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class ExecutorFactory(Protocol):
+    """Makes executors of every kind that this server was built with."""
+
+    def checked(self, kind: ExecutorKind, options: Mapping[str, object]) -> dict[str, object]:
+        """The options as they are kept, with defaults filled in. InvalidInput names each that is wrong."""
+        ...
+
+    def open(self, record: ExecutorRecord) -> Executor:
+        """Asks nothing of the cluster yet. CorralError if what it needs is not installed here."""
+        ...

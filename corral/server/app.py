@@ -28,6 +28,7 @@ from corral.server.routes import (
     disk,
     endpoints,
     events,
+    executors,
     groups,
     health,
     hosts,
@@ -35,6 +36,7 @@ from corral.server.routes import (
     local_handover,
     logs,
     manifests,
+    objects,
     quotas,
     runs,
     schedules,
@@ -57,6 +59,7 @@ _ROUTES = (
     logs,
     events,
     leases,
+    objects,
     local_handover,
     blobs,
     artifacts,
@@ -67,6 +70,7 @@ _ROUTES = (
     secrets,
     audit,
     manifests,
+    executors,
     webhooks,
     quotas,
     endpoints,
@@ -145,6 +149,8 @@ class ControlPlane:
             self.services.hub.wake(key)
         elif topic == topics.TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
+        elif topic == topics.TOPIC_OBJECT:
+            self.services.hub.wake(objects.wake_key(key))
         elif topic == TOPIC_CALL_READY:
             self._call_is_ready(key)
         elif topic == TOPIC_CALL:

@@ -32,6 +32,7 @@ COLLECT_S = 600.0
 NOTICES_S = 1.0
 SCHEDULES_S = 1.0
 STREAMS_S = 2.0
+PLACEMENTS_S = 2.0
 _SCHEDULES_PAGE = 100
 
 
@@ -51,6 +52,7 @@ class Loops:
             self._forever("notices", NOTICES_S, self._svc.notifier.tick, lead=True),
             self._forever("schedules", SCHEDULES_S, self.schedules, lead=True),
             self._forever("preempt", RECONCILE_S, self.preempt, lead=True),
+            self._forever("placements", PLACEMENTS_S, self._svc.placer.round, lead=True),
             self._forever("streams", STREAMS_S, self._svc.streams.check, lead=False),
             self._forever("collect", COLLECT_S, self._collect, lead=True),
         ]

@@ -11,7 +11,7 @@ from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, EndpointVersion, PoolParams
 from corral.domain.errors import TooLarge
 from corral.domain.ids import ArtifactId, Digest, RunId
-from corral.domain.pins import check_pins
+from corral.domain.runs.pins import check_pins
 from corral.domain.runs.runs import OnFailure, Run
 from corral.recipes import models
 from corral.wire.payloads import payload_table

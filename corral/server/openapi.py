@@ -34,6 +34,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in _FAULTS.items()
 }
 
+
+def error_answer(status: int, text: str) -> dict[int | str, dict[str, Any]]:
+    """An error that only some routes answer with."""
+    return {status: {"model": ErrorBody, "description": text, "content": _ERROR_CONTENT}}
+
+
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 RAW_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/octet-stream": _BYTES}}

@@ -15,14 +15,19 @@ from corral.core.calls.exchange import CallExchange
 from corral.core.hosts.samples import SampleBuffer
 from corral.core.leases.outcomes import LeaseEnder
 from corral.core.logs import LogWriter
+from corral.core.placements.orders import OrderDesk
+from corral.core.placements.place import Placing
+from corral.core.placements.placer import Placer
 from corral.core.policy import ServerPolicy
 from corral.core.queue.board import Board
 from corral.core.queue.long_polls import ClaimDesk, LongPolls
 from corral.core.secrets import SecretRedactor
+from corral.core.storage.objects import ObjectWaits
 from corral.core.wakeups import Wakeups
 from corral.core.webhooks.delivery import Notifier
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.clock import Clock
+from corral.ports.executor import ExecutorFactory
 from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.auth import TokenCache
@@ -73,6 +78,7 @@ class Services:
     clock: Clock
     policy: ServerPolicy
     sender: WebhookSender
+    executors: ExecutorFactory
     limits: RequestLimits = field(default_factory=RequestLimits)
     trust: TlsTrust = field(default_factory=TlsTrust)
     hub: Wakeups = field(default_factory=Wakeups)
@@ -86,11 +92,15 @@ class Services:
         self.board = Board(margin_s=self.policy.least_margin_s)
         self.long_polls = LongPolls(self.board.shapes)
         self.claims = ClaimDesk(self.store, self.clock, self.policy, self.board, self.long_polls, self.hub)
+        placing = Placing(self.board, self.policy, self.cipher)
+        desk = OrderDesk(placing, self.trust.ca_pem)
+        self.placer = Placer(self.store, self.clock, placing, desk, self.executors, self.in_thread)
         self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
         self.token_cache = TokenCache(lambda: self.clock.now())
         self.streams = OpenStreams(self.store, self.clock)
         self.public_bodies = PublicBodies(self.limits.public_bodies)
         self.redactor = SecretRedactor(self.cipher)
+        self.object_waits = ObjectWaits()
         self.log_writer = LogWriter(
             self.store, self.segments, self.redactor, self.clock, self.policy, self.in_thread
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from corral.domain.errors import Forbidden
+from corral.domain.hosts.certificates import first_pin
 from corral.domain.ids import HostId
 from corral.domain.tokens import Scope, Token
 from corral.ports.authority import Authority
@@ -24,9 +24,7 @@ class TlsTrust:
 
     @property
     def pin(self) -> str | None:
-        if self.ca_pem is None:
-            return None
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.ca_pem)).hexdigest()
+        return None if self.ca_pem is None else first_pin(self.ca_pem)
 
     def binds(self, token: Token, peer: str | None) -> bool:
         """Whether a call with this token may come over a connection of this peer."""

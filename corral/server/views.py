@@ -31,7 +31,7 @@ from corral.server.sample_views import host_sample_view, rank_sample_view
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts import CapabilityReport, HostView
-from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
+from corral.wire.runs import AttemptView, EventView, HostVerdict, ParentView, RankView, RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec, render_argv
 
 
@@ -193,6 +193,6 @@ def host_view(
     )
 
 
-def placement(standing: RunStanding) -> Placement:
+def host_verdict(standing: RunStanding) -> HostVerdict:
     host, eligible = standing.host, standing.eligible
-    return Placement(**{**standing._asdict(), "host": host.name, "host_id": host.id, "eligible": eligible})
+    return HostVerdict(**{**standing._asdict(), "host": host.name, "host_id": host.id, "eligible": eligible})

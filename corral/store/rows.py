@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
-from corral.domain.artifacts import Artifact, ArtifactFile, Blob, NamedObject, Segment
+from corral.domain.artifacts import Artifact, ArtifactFile, Blob, NamedObject, ObjectCounts, Segment
 from corral.domain.audit import AuditEntry
 from corral.domain.calls import CallRecord, Chunk
 from corral.domain.endpoints import (
@@ -22,10 +22,11 @@ from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.installation import Installation
 from corral.domain.leases import Lease
 from corral.domain.manifests import Manifest, ManifestRun
+from corral.domain.placements.placements import ExecutorRecord, Placement
 from corral.domain.quotas import Quota, UsageHours
 from corral.domain.runs.runs import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.domain.schedules import Schedule
-from corral.domain.secrets import Secret
+from corral.domain.secrets.secrets import Secret
 from corral.domain.tokens import Token
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.domain.webhooks.deliveries import Delivery, Webhook
@@ -82,6 +83,8 @@ CALL = RecordKind(CallRecord)
 CHUNK = RecordKind(Chunk)
 DELIVERY = RecordKind(Delivery)
 ENDPOINT = RecordKind(Endpoint)
+EXECUTOR = RecordKind(ExecutorRecord)
+PLACEMENT = RecordKind(Placement)
 EVENT = RecordKind(Event)
 GROUP = RecordKind(Group)
 HOST = RecordKind(Host)
@@ -93,6 +96,7 @@ LEASE = RecordKind(Lease)
 MANIFEST = RecordKind(Manifest)
 MANIFEST_RUN = RecordKind(ManifestRun)
 OBJECT = RecordKind(NamedObject)
+OBJECT_COUNTS = RecordKind(ObjectCounts)
 PARENT = RecordKind(Parent)
 POOL = RecordKind(PoolParams)
 QUOTA = RecordKind(Quota)

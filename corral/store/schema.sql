@@ -638,3 +638,43 @@ CREATE TABLE host_samples (
     PRIMARY KEY (host_id, at)
 )/*sqlite  WITHOUT ROWID*/;
 CREATE INDEX host_samples_at ON host_samples (at);
+
+-- Whose attempt the objects of a run are, how many they are and how many bytes they have.
+CREATE TABLE object_counts (
+    run_id TEXT NOT NULL PRIMARY KEY,
+    attempt INTEGER NOT NULL,
+    objects INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+);
+
+CREATE TABLE executors (
+    name TEXT NOT NULL PRIMARY KEY,
+    kind TEXT NOT NULL,
+    options TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    created_by TEXT NOT NULL,
+    removed_at REAL
+);
+
+CREATE TABLE placements (
+    id TEXT NOT NULL PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    project TEXT NOT NULL,
+    executor TEXT NOT NULL,
+    ranks INTEGER NOT NULL,
+    launch_key TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    sealed TEXT,
+    handle TEXT,
+    launched_at REAL,
+    closed_at REAL,
+    tries INTEGER NOT NULL,
+    try_at REAL,
+    seen TEXT,
+    why TEXT,
+    lost INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX placements_key ON placements (launch_key);
+CREATE INDEX placements_run ON placements (run_id, created_at);
+CREATE INDEX placements_open ON placements (id) WHERE state != 'closed';

@@ -19,6 +19,7 @@ from corral.store.tables.logs import SqlLogs
 from corral.store.tables.loops import SqlLoops
 from corral.store.tables.manifests import SqlManifests
 from corral.store.tables.objects import SqlObjects
+from corral.store.tables.placements import SqlExecutors, SqlPlacements
 from corral.store.tables.quotas import SqlQuotas
 from corral.store.tables.runs import SqlRuns
 from corral.store.tables.schedules import SqlSchedules
@@ -44,6 +45,7 @@ class Tx:
         self.disk = SqlDisk(connection)
         self.endpoints = SqlEndpoints(connection)
         self.events = SqlEvents(connection)
+        self.executors = SqlExecutors(connection)
         self.groups = SqlGroups(connection)
         self.host_samples = SqlHostSamples(connection)
         self.hosts = SqlHosts(connection)
@@ -53,6 +55,7 @@ class Tx:
         self.loops = SqlLoops(connection)
         self.manifests = SqlManifests(connection)
         self.objects = SqlObjects(connection)
+        self.placements = SqlPlacements(connection)
         self.quotas = SqlQuotas(connection)
         self.runs = SqlRuns(connection)
         self.schedules = SqlSchedules(connection)

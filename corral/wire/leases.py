@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from corral.domain.leases import MOST_RAN_S
 from corral.domain.protocol import WORKER_NEWS
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
@@ -25,7 +26,7 @@ from corral.wire.spec.run_file import RunSpec
 
 Detail = Annotated[PlainText, Field(max_length=20_000)]
 # Bounded, so that sums stay finite and a calendar can show them, whatever a clock says.
-Seconds = Annotated[float, Field(ge=0, le=1e10)]
+Seconds = Annotated[float, Field(ge=0, le=MOST_RAN_S)]
 Moment = Annotated[float, Field(ge=-1e11, le=1e11)]
 
 

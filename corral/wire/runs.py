@@ -40,7 +40,7 @@ class SubmitRequest(Strict):
     dry_run: bool = False
 
 
-class Placement(Answer):
+class HostVerdict(Answer):
     """Whether one host could run it; if not, every reason. `waits` is what must happen first if it could.
 
     `place`: ready, waits, away, draining, set_aside, revoked, or no.
@@ -58,7 +58,7 @@ class Placement(Answer):
 class SubmitAnswer(Answer):
     ids: list[str]
     group_id: str | None = None
-    hosts: list[Placement] = []
+    hosts: list[HostVerdict] = []
 
 
 class RankSampleView(Answer):
@@ -184,7 +184,7 @@ class WhyAnswer(Answer):
     run_id: str
     state: str
     summary: str
-    hosts: list[Placement] = []
+    hosts: list[HostVerdict] = []
     queue: list[str] = Field([], description="What of the queue's own rules holds it back, or helps it.")
 
 

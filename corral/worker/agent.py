@@ -125,8 +125,9 @@ class Agent:
                 if self._draining.is_set():
                     return
                 request = self._request(free)
-            self._let_leases_beat()
+            # At once: what becomes free from here on is told beside this claim.
             self._asked_for = request.max_leases
+            self._let_leases_beat()
             try:
                 answer = self.claims.corral.leases.claim(request)
             except (ServerUnreachable, StoreUnavailable) as error:

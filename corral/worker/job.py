@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -14,10 +15,11 @@ from corral.client.training.model_cache import cached_bytes
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import Capability
 from corral.domain.paths import BadPath
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView
 from corral.worker.child.command import Exit
+from corral.worker.child.rank_socket import RankSocket
 from corral.worker.child.supervise import Supervision
 from corral.worker.child.verdict import ENGINE_CODES, failed, stopped, verdict, without_secrets
 from corral.worker.context import WorkerContext
@@ -234,7 +236,8 @@ class LeaseJob:
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints, serving)
         is_engine = self.lease.spec.kind == "train"
         codes = ENGINE_CODES if is_engine else {}
-        ended = supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes)
+        with nullcontext() if serving else RankSocket(self._session, self._workspace.rank_socket):
+            ended = supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes)
         # On a GPU the engine's tokens are there, and not in the memory that the kernel gives out.
         ended = replace(ended, has_gpus=bool(self.lease.gpus), shrinks=is_engine and not self.lease.gpus)
         if serving is not None and (why := serving.why_broken()) is not None:

@@ -334,6 +334,55 @@ def test_training_is_cancelled_in_the_middle(corral: Installation) -> None:
     eventually(lambda: corral.json("show", run)["state"] == "cancelled", "it to be cancelled")
 
 
+@pytest.fixture(scope="module")
+def cancelled(corral: Installation) -> dict[str, Any]:
+    """A training run that was cancelled after some steps: it has a checkpoint, and no result."""
+    name = corral.write("stopped.toml", SFT.replace("steps = 8", "steps = 100000"))
+    run = corral.ok("submit", name).strip()
+    eventually(lambda: "loss" in corral.json("show", run)["metrics"], "the first step")
+    corral.ok("cancel", run)
+    eventually(lambda: corral.json("show", run)["state"] == "cancelled", "it to be cancelled")
+    made = corral.json("artifacts", "ls", "--run", run)
+    return {"id": run, "checkpoint": next(one["id"] for one in made if one["kind"] == "checkpoint")}
+
+
+@pytest.mark.parametrize("named", ["id", "checkpoint", "folder"])
+def test_what_a_cancelled_run_had_learned_is_trained_further(
+    named: str, cancelled: dict[str, Any], corral: Installation
+) -> None:
+    """HOUR4-18: by the run, by its checkpoint, or by a folder with one."""
+    given = cancelled.get(named) or "fetched"
+    if named == "folder":
+        corral.ok("artifacts", "get", cancelled["checkpoint"], "fetched")
+    done = corral(
+        "submit", "sft.toml", "--follow", "--set", f"train.adapter={given}", "--set", "train.steps=1"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if named == "id":
+        assert "its last checkpoint after" in done.stderr
+        assert cancelled["checkpoint"] in done.stderr
+
+
+def test_what_a_cancelled_run_had_learned_is_asked(cancelled: dict[str, Any], corral: Installation) -> None:
+    """HOUR4-18: `corral sample`, before and after."""
+    done = corral("sample", cancelled["id"], "-m", "1+1=", "--max-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    assert "its last checkpoint is asked" in done.stderr
+    assert "after:" in done.stdout
+
+
+def test_an_artifact_without_an_adapter_is_refused_before_it_is_queued(
+    trained: dict[str, Any], corral: Installation
+) -> None:
+    """HOUR4-18: it failed on the host, after its model was loaded."""
+    data = trained["spec"]["inputs"]["data"]
+    before = corral.json("ls", "--all")
+    done = corral("submit", "sft.toml", "--set", f"train.adapter={data}")
+    assert done.returncode == 1
+    assert f"train.adapter: {data} (input) holds no adapter" in done.stderr
+    assert len(corral.json("ls", "--all")) == len(before)
+
+
 def test_a_run_that_needs_a_gpu_waits_and_says_why(corral: Installation) -> None:
     done = corral("submit", "sft.toml", "--set", "resources.gpus=1")
     run = done.stdout.strip()

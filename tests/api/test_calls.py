@@ -180,3 +180,14 @@ def test_an_instance_ends_though_it_asks_more_often_than_its_idle_time(
 
     assert not answer["stop"]
     eventually(lambda: instance.exchange(want=1, wait_s=0.1)["stop"], "it to be told to end", within_s=20)
+
+
+def test_calls_of_one_request_are_given_out_in_their_order(live: LiveServer, worker: FakeHost) -> None:
+    """HOUR4-07: a map's calls wait equally long, and began in random order."""
+    endpoint = deploy(live, worker)
+    made = endpoint.call(*(b"%d" % n for n in range(20)))
+    instance = endpoint.instance()
+    first = instance.next_call()
+    given = instance.exchange(want=9, outcomes=[outcome(first)])["calls"]
+    rest = instance.exchange(want=20, outcomes=[outcome(call) for call in given])["calls"]
+    assert [call["id"] for call in (first, *given, *rest)] == made

@@ -150,3 +150,10 @@ def test_a_group_that_is_followed_ends_with_its_counts(
     lines_seen = said.stdout.splitlines()
     assert len(lines_seen) == 151
     assert lines_seen[-1] == "corral: 3 succeeded"
+
+
+def test_the_runs_of_a_group_start_in_their_order(live: LiveServer, worker: FakeHost) -> None:
+    """HOUR4-07: runs of one submission wait equally long, and began in random order."""
+    here = {"argv": ["true"], "resources": {"hosts": [worker.name]}}
+    _, ids = submit(live, "ordered", *({**here, "params": {"n": n}} for n in range(8)))
+    assert [worker.claim().run_id for _ in ids] == ids

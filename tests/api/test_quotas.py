@@ -250,6 +250,29 @@ def test_secrets_count_towards_the_quota(live: LiveServer) -> None:
     live.ok("PUT", f"{path}/TWO", {"value": "x" * 60_000})
 
 
+def test_named_objects_of_runs_count_towards_the_quota(live: LiveServer, worker: FakeHost) -> None:
+    """ATK4-05: a run of a project that may have 100,000 bytes could keep 10 GiB as objects."""
+    project = named("project")
+    lease = worker.run(project=project)
+    lease.ok("PUT", "objects/before", content=b"b" * 10_000)
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_bytes": 100_000})
+    lease.ok("PUT", "objects/one", content=b"x" * 60_000)
+
+    refused = error_of(lease.call("PUT", "objects/two", content=b"x" * 60_000), 507, "project_full")
+
+    assert "70000 of objects among them" in refused.message
+    data = b"y" * 60_000
+    error_of(live.call("PUT", f"/v1/projects/{project}/blobs/{sha(data)}", content=data), 507, "project_full")
+    # What it is written over with takes its place, and a port by which ranks meet always fits.
+    lease.ok("PUT", "objects/one", content=b"z" * 64_000)
+    lease.ok("PUT", "objects/corral/master/1", content=b"23456")
+    lease.ok("PUT", "objects/one", content=b"")
+    lease.ok("PUT", "objects/two", content=b"x" * 60_000)
+    lease.ok("POST", "finish", {})
+    live.ok("DELETE", f"/v1/runs/{lease.run_id}")
+    assert live.write(lambda tx: tx.objects.bytes_of(project)) == 0
+
+
 @pytest.fixture
 def large_bodies(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a server takes them by default."""

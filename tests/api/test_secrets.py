@@ -16,7 +16,7 @@ from support.live_server import LiveServer, error_of, fresh, named, new_host, re
 
 from corral.core.log_redaction import BegunSecrets
 from corral.domain.ids import LeaseId
-from corral.domain.redact import HeldBytes
+from corral.domain.secrets.redact import HeldBytes
 from corral.wire.errors import ErrorBody
 
 # Unmistakably fake. The first could be a name; the second needs quoting wherever it is written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import ssl
@@ -28,7 +29,7 @@ from corral.client.hosts.key import make_key
 from corral.client.http.discovery import discover
 from corral.client.http.errors import UntrustedServer
 from corral.client.http.transport import Backoff
-from corral.client.http.trust import context, fetch_ca, pin_of
+from corral.client.http.trust import context, fetch_ca
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
 from corral.domain.ids import new_host_id
 from corral.domain.tokens import split_pin, with_pin
@@ -55,7 +56,7 @@ def trust_of(live: LiveServer) -> str:
 
 
 def pin(live: LiveServer) -> str:
-    return pin_of(trust_of(live))
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(trust_of(live))).hexdigest()
 
 
 class JoinedHost:

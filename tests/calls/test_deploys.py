@@ -41,6 +41,7 @@ class Harness:
         self.scene = scene
         self.remote = scene.use()
         self.deployed = False
+        self.endpoint = f"{self.name}.says"
 
     def write(self, body: str, options: str = "") -> None:
         self.file.write_text(
@@ -58,10 +59,6 @@ class Harness:
         wait_s = 30.0 if self.deployed or request.scaling.min else 0.0
         self.deployed = True
         return self.remote.corral.endpoints.deploy(request.model_copy(update={"wait_s": wait_s}))
-
-    @property
-    def endpoint(self) -> str:
-        return f"{self.name}.says"
 
     @property
     def says(self) -> Any:
@@ -91,6 +88,8 @@ def test_what_is_said_to_be_ready_is_what_answers(app: Harness) -> None:
     """RF-C34, RF-D53: from that answer on no call goes to the old version; nor after a rollback."""
     app.deploy("return 1")
     assert app.says.remote() == 1
+    # HOUR4-08: a function `says_` has this name too, and is found under its own.
+    assert corral.function(f"{app.endpoint}_").remote() == 1
 
     view = app.deploy("return 2")
     assert (view.current, view.versions[0].state) == (2, "serving")
@@ -225,6 +224,7 @@ def test_serve_takes_over_each_change_and_clears_up_at_the_end(app: Harness) -> 
         serving = subprocess.Popen([CORRAL, "fn", "serve", str(app.file)], env=env, stdout=out, stderr=out)
     try:
         eventually(lambda: b"version 1" in log.read_bytes(), "it to serve")
+        app.endpoint = f"dev.{app.endpoint}"
         assert app.says.remote() == 1
         # HOUR-08: what it prints, and each call when it has ended.
         eventually(lambda: b" one is said" in log.read_bytes(), "its output to be shown")
@@ -242,6 +242,44 @@ def test_serve_takes_over_each_change_and_clears_up_at_the_end(app: Harness) -> 
         serving.kill()
         serving.wait(20)
     eventually(lambda: app.endpoint not in {one.name for one in app.remote.corral.endpoints.all()}, "its end")
+
+
+def test_serve_leaves_what_is_deployed_as_it_is(app: Harness) -> None:
+    """HOUR4-06: a draft took the deployed endpoints over, and removed them with their versions at Ctrl-C."""
+    app.deploy("return 'deployed'")
+    app.file.write_text(
+        f"import corral\napp = corral.App({app.name!r})\n"
+        "@app.function(schedule=corral.Period('1h'))\ndef other():\n    return 'draft'\n"
+        "@app.function()\ndef calls():\n    return other.remote()\n"
+    )
+    env = {**CLEAN, "CORRAL_HOME": str(app.scene.stack.home), "PYTHONUNBUFFERED": "1"}
+    log = app.file.with_suffix(".log")
+    with log.open("wb") as out:
+        serving = subprocess.Popen([CORRAL, "fn", "serve", str(app.file)], env=env, stdout=out, stderr=out)
+    try:
+        eventually(lambda: log.read_bytes().count(b"version 1") == 2, log.read_text, within_s=30)
+        # `says` is not in the draft, and is served all the same; members of the draft call each other.
+        assert app.says.remote() == "deployed"
+        assert corral.function(f"dev.{app.name}.calls").remote() == "draft"
+        assert app.remote.corral.endpoints.get("default", f"dev.{app.name}.other").next_at is None
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(60) == 0
+    finally:
+        serving.kill()
+        serving.wait(20)
+    assert f"removed dev.{app.name}.calls, dev.{app.name}.other".encode() in log.read_bytes()
+    # HOUR4-11: instances that said nothing are not listed as if they had.
+    assert b"(queued)" not in log.read_bytes()
+    assert (app.view().current, app.says.remote()) == (1, "deployed")
+
+
+def test_an_app_with_the_name_of_a_draft_is_not_deployed(app: Harness) -> None:
+    """HOUR4-06: a draft of another app would take it over."""
+    app.name = f"dev.{app.name}"
+    app.write("return 1")
+    done = app.corral("fn", "deploy", str(app.file))
+    assert done.returncode != 0
+    assert "only `corral fn serve` gives" in done.stderr
 
 
 def test_the_output_of_instances_is_followed(app: Harness) -> None:

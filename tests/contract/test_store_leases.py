@@ -13,7 +13,7 @@ from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Attempt, Rank
 from corral.domain.runs.states import RankState
-from corral.domain.secrets import Secret
+from corral.domain.secrets.secrets import Secret
 from corral.domain.tokens import Scope
 
 H1, H2 = HostId("h-bbbbbbbbbbbb"), HostId("h-cccccccccccc")

@@ -15,9 +15,8 @@ from corral.core.policy import ServerPolicy
 from corral.core.quotas import check_bytes
 from corral.core.runs.transitions import born
 from corral.core.storage.blobs import BlobHolder, remember
-from corral.core.storage.objects import MAX_OBJECTS, put_object
-from corral.domain.artifacts import Blob, NamedObject
-from corral.domain.errors import Conflict, ProjectFull
+from corral.domain.artifacts import Blob
+from corral.domain.errors import ProjectFull
 from corral.domain.leases import LeaseKey
 from corral.domain.quotas import Quota
 from corral.domain.runs.states import RunState
@@ -103,33 +102,6 @@ def test_notes_of_a_run_are_bounded(db: Database) -> None:
     run = db.read(lambda tx: tx.runs.get(lease.run_id))
     assert run is not None
     assert (run.event_n, lease.event_seq) == (MAX_NOTES, 1)
-
-
-def test_objects_of_a_run_are_bounded_and_old_ones_can_be_written(db: Database) -> None:
-    lease_id, _ = _leased(db, 1)
-    lease = db.read(lambda tx: tx.leases.get(lease_id))  # type: ignore[arg-type]
-    assert lease is not None
-
-    def fill(tx: Tx) -> None:
-        for number in range(MAX_OBJECTS):
-            tx.objects.put(NamedObject(lease.run_id, f"k{number}", '"e"', b"", 1, 1.0))
-
-    def put(tx: Tx, key: str) -> None:
-        put_object(
-            tx,
-            lease.key._replace(epoch=1),
-            key,
-            b"v",
-            if_match=None,
-            if_none_match=None,
-            now=110.0,
-            policy=POLICY,
-        )
-
-    db.write(fill)
-    with pytest.raises(Conflict, match="objects already"):
-        db.write(lambda tx: put(tx, "one-more"))
-    db.write(lambda tx: put(tx, "k7"))
 
 
 def test_no_event_is_missed_after_the_newest_run_was_removed(db: Database) -> None:

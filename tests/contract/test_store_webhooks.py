@@ -119,7 +119,7 @@ def test_a_new_webhook_hears_what_comes_after_it(db: Database, cipher: FileCiphe
     db.write(lambda tx: tx.webhooks.insert(hook))
     db.write(lambda tx: _runs(tx, 1))
 
-    db.write(lambda tx: gather(tx, hook.id, cipher, now=1.0))
+    db.write(lambda tx: gather(tx, hook.id, secrets.SecretRedactor(cipher), now=1.0))
 
     assert sorted(d.event for d in _made(db, hook)) == ["run.cancelled", "run.submitted"]
 
@@ -130,7 +130,7 @@ def test_each_event_makes_one_delivery_and_pages_go_on(db: Database, cipher: Fil
     db.write(lambda tx: _runs(tx, PAGE))
 
     rounds = 0
-    while db.write(lambda tx: gather(tx, hook.id, cipher, now=1.0)):
+    while db.write(lambda tx: gather(tx, hook.id, secrets.SecretRedactor(cipher), now=1.0)):
         rounds += 1
 
     bodies = [json.loads(d.body) for d in _made(db, hook)]
@@ -145,13 +145,13 @@ def test_a_unit_that_fails_loses_no_event(db: Database, cipher: FileCipher) -> N
     db.write(lambda tx: _runs(tx, 3))
 
     def dies(tx: Tx) -> None:
-        gather(tx, hook.id, cipher, now=1.0)
+        gather(tx, hook.id, secrets.SecretRedactor(cipher), now=1.0)
         raise KeyError("killed before the commit")
 
     with pytest.raises(KeyError):
         db.write(dies)
     assert _made(db, hook) == []
-    db.write(lambda tx: gather(tx, hook.id, cipher, now=1.0))
+    db.write(lambda tx: gather(tx, hook.id, secrets.SecretRedactor(cipher), now=1.0))
     assert len(_made(db, hook)) == 6
 
 
@@ -165,7 +165,7 @@ def test_other_projects_a_paused_one_one_get_nothing(
     db.write(lambda tx: _runs(tx, 1, project="theirs"))
 
     for made in (mine, paused):
-        db.write(lambda tx, made=made: gather(tx, made.id, cipher, now=1.0))  # type: ignore[misc]
+        db.write(lambda tx, made=made: gather(tx, made.id, secrets.SecretRedactor(cipher), now=1.0))  # type: ignore[misc]
 
     assert {json.loads(d.body)["run"]["project"] for d in _made(db, mine)} == {"mine"}
     assert _made(db, paused) == []
@@ -178,7 +178,7 @@ def test_a_secret_of_the_project_is_in_no_body(db: Database, cipher: FileCipher)
     db.write(lambda tx: secrets.put(tx, cipher, "default", "KEY", VALUE, by=Author("user:ada", "", 1.0)))
     db.write(lambda tx: _runs(tx, 1, detail=f"bad key {VALUE}", labels=json.dumps({VALUE: VALUE})))
 
-    db.write(lambda tx: gather(tx, hook.id, cipher, now=1.0))
+    db.write(lambda tx: gather(tx, hook.id, secrets.SecretRedactor(cipher), now=1.0))
 
     bodies = [d.body for d in _made(db, hook)]
     assert len(bodies) == 2
@@ -197,9 +197,9 @@ def test_servers_that_gather_at_once_make_each_delivery_once(pg_url: str, cipher
             *(store.write(lambda tx: _runs(tx, 5)) for store in stores for _ in range(20)),
             *(_gather_often(store, hook.id) for store in stores for _ in range(4)),
         )
-        while await stores[0].write(lambda tx: gather(tx, hook.id, cipher, now=1.0)):
+        while await stores[0].write(lambda tx: gather(tx, hook.id, secrets.SecretRedactor(cipher), now=1.0)):
             pass
-        await stores[0].write(lambda tx: gather(tx, hook.id, cipher, now=1.0))
+        await stores[0].write(lambda tx: gather(tx, hook.id, secrets.SecretRedactor(cipher), now=1.0))
         found = await stores[0].read(lambda tx: tx.webhooks.deliveries(hook.id, after=None, limit=1000))
         for store in stores:
             await store.close()
@@ -208,6 +208,6 @@ def test_servers_that_gather_at_once_make_each_delivery_once(pg_url: str, cipher
 
     async def _gather_often(store: Store, webhook_id: WebhookId) -> None:
         for _ in range(20):
-            await store.write(lambda tx: gather(tx, webhook_id, cipher, now=1.0))
+            await store.write(lambda tx: gather(tx, webhook_id, secrets.SecretRedactor(cipher), now=1.0))
 
     assert asyncio.run(main()) == 200

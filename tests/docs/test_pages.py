@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support import slurm_cluster
 from support.postgres import private_postgres
 
 from docs.pages import DOCS, PAGES, Command, Step, name_of, steps
@@ -25,6 +26,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 @contextmanager
 def extras_for(page: Path) -> Iterator[dict[str, str]]:
+    if page.stem == "from-one-machine-to-a-cluster":
+        slurm = slurm_cluster.slurm_cluster()
+        yield {"SLURM_CONF": slurm.environment()["SLURM_CONF"]}
+        slurm.cancel_all()
+        return
     if page.stem != "postgres":
         yield GPUS if page == DOCS / "tutorial" / "functions.md" else {}
         return

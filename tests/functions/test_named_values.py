@@ -19,6 +19,7 @@ import pytest
 
 from corral.functions import serialize as codec
 from corral.functions.pickling import types_in
+from corral.functions.stand_ins import stand_ins
 
 T = TypeVar("T")
 RAN: list[str] = []
@@ -182,3 +183,20 @@ def test_a_pickle_is_looked_at_and_not_run() -> None:
 def _forged(value: dict[str, Any]) -> bytes:
     text = json.dumps(value).encode()
     return len(text).to_bytes(8, "big") + text
+
+
+def test_a_value_that_is_only_shown_needs_none_of_its_classes() -> None:
+    """HOUR4-09: `corral fn run` of a deployed function that gives a dataclass ended with an error."""
+    Out = dataclasses.make_dataclass("Out", ["s", "n"], namespace={"__module__": "gone_app"})
+    Hue = enum.Enum("Hue", ["RED"], module="gone_app")
+    Both = collections.namedtuple("Both", ["left"], module="gone_app")
+    form, data = codec.encode([Out("x", {1: Hue.RED}), Both(2)], named=True)
+    with pytest.raises(codec.CannotDecode, match=r"gone_app\.Out, which is not loaded here"):
+        codec.decode(form, data)
+
+    with stand_ins():
+        shown = codec.decode(form, data)
+
+    assert repr(shown) == "[gone_app.Out(s='x', n={1: gone_app.Hue.RED}), gone_app.Both(2)]"
+    with pytest.raises(codec.CannotDecode):
+        codec.decode(form, data)

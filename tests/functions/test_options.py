@@ -11,6 +11,7 @@ import pytest
 
 import corral
 from corral.functions import decorator_options
+from corral.functions.member import endpoint_name
 
 app = corral.App("opts", python=["numpy"], gpu=1, system=["git"], secrets=["A"], env={"X": "1", "Y": "1"})
 
@@ -64,3 +65,17 @@ def test_every_option_is_documented() -> None:
 
     assert [table.name for table in tables] == ["ClassOptions", "FunctionOptions"]
     assert lacking == []
+
+
+def test_a_name_that_ends_in_an_underscore_is_found_as_it_is_written() -> None:
+    """HOUR4-08: `quit_` is deployed as `mine.quit`, and was not found under its own name."""
+    app = corral.App("mine")
+
+    @app.function()
+    def quit_() -> None: ...
+
+    assert app.members["quit_"].endpoint == endpoint_name("mine.quit_") == "mine.quit"
+    with pytest.raises(ValueError, match=r"quit_ and quit would both be deployed as mine\.quit"):
+
+        @app.function(name="quit")
+        def other() -> None: ...

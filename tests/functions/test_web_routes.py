@@ -15,7 +15,7 @@ import pytest
 import corral
 from corral.domain import web_paths
 from corral.functions.check import check
-from corral.functions.web_routes import route_problems
+from corral.functions.web.routes import route_problems
 from corral.wire.endpoints import DeployRequest, FunctionTable
 from corral.wire.spec.run_file import RunSpec
 

@@ -19,6 +19,7 @@ from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.secrets.cipher import FileCipher
 from corral.adapters.secrets.key import load_key
 from corral.adapters.webhook_sender import HttpSender
+from corral.bootstrap.executors import InstalledExecutors
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import make_token
 from corral.domain.tokens import Scope
@@ -124,6 +125,7 @@ class World:
             clock=self.clock,
             policy=self._policy,
             sender=HttpSender(),
+            executors=InstalledExecutors(),
         )
         self.server = ControlPlane(self.services)
         self._heard: list[str] = []

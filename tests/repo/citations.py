@@ -11,14 +11,16 @@ from functools import cache
 
 from repo.sources import ROOT
 
-_ID = re.compile(r"\b(?:(?:MT|EN|FL|RF)-[CD]|(?:SEC|DEF|NEW|STO|FNX)-)\d\d\b")
+_ID = re.compile(r"\b(?:(?:MT|EN|FL|RF|DL)-[CD]|(?:SEC|DEF|NEW|STO|FNX)-)\d\d\b")
 
 
 @cache
 def cited() -> Mapping[str, frozenset[str]]:
     """For each id the tests that cite it, as pytest calls them: `tests/unit/test_x.py::test_y`."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    tests = ROOT / "tests"
+    # A suite that several files run, each over a cluster of its own, is written once.
+    for path in sorted([*tests.rglob("test_*.py"), *tests.glob("support/*_contract.py")]):
         file = path.relative_to(ROOT).as_posix()
         for name, docstring in _tests(ast.parse(path.read_text(encoding="utf-8"))):
             for one in _ID.findall(docstring):
@@ -27,6 +29,7 @@ def cited() -> Mapping[str, frozenset[str]]:
 
 
 def _tests(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in tree.body:
+    suites = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in [*tree.body, *(part for suite in suites for part in suite.body)]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             yield node.name, ast.get_docstring(node) or ""

@@ -173,8 +173,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a server is trusted whatever its certificate",
-        "    if not hmac.compare_digest(found, pin):\n",
-        "    if not found:\n",
+        "        if hmac.compare_digest(pin_of(one), pin):\n",
+        "        if one:\n",
         (("tests/api/test_tls.py",),),
     ),
     Mutation(

@@ -91,6 +91,7 @@ READERS = (
     "corral.engine.__main__",
     "corral.engine.environments.worker",
     "corral.instance.main",
+    "corral.rank",
 )
 
 

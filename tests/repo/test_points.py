@@ -20,6 +20,8 @@ LAST = {
     "FL-D": 48,
     "RF-C": 40,
     "RF-D": 71,
+    "DL-C": 29,
+    "DL-D": 47,
 }
 IDS = [f"{kind}{number:02d}" for kind, last in LAST.items() for number in range(1, last + 1)]
 LATER = {
@@ -30,11 +32,12 @@ LATER = {
     "a server for OpenAI clients",
     "environments of others",
     "functions",
+    "DiLoCo",
     "pages",
     "tools around it",
 }
 Row = tuple[str, str, str]
-_ROW = re.compile(r"^\| ((?:MT|EN|FL|RF)-[CD]\d\d) \| (.*) \| (.*) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| ((?:MT|EN|FL|RF|DL)-[CD]\d\d) \| (.*) \| (.*) \|$", re.MULTILINE)
 _NAMED = re.compile(r"`(tests/[^`]*)`")
 _LATER = re.compile(r"Later, ([a-zA-Z ]+): \S.+")
 _NOT = re.compile(r"Not, because \S.+")

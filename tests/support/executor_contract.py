@@ -50,8 +50,9 @@ WHO = (
     'else token=$(sed -n "$((rank + 1))p" "$CORRAL_PLACED_TOKENS"); fi; '
 )
 SAYS_WHO = WHO + 'echo "up $rank $(printf %s "$token" | sha256sum | cut -c1-64)"; '
-# A worker that runs until it is told to end. It has a child, as a worker has.
-STAYS = SAYS_WHO + "trap 'echo asked to end; exit 0' TERM; sleep 600 & wait"
+# Until told to end. With a child, as a worker has; some clusters end that first, and tell the worker then.
+UNTIL_TERM = "sleep 600 & wait; while :; do sleep 1; done"
+STAYS = SAYS_WHO + "trap 'echo asked to end; exit 0' TERM; " + UNTIL_TERM
 HOG = SAYS_WHO + 'exec python3 -c "import time; held = bytearray(400_000_000); time.sleep(600)"'
 
 
@@ -415,7 +416,8 @@ class ExecutorContract:
         """DL-D14, DL-D18: one rank exits with 3, another well."""
         executor = cluster.executor()
         script = SAYS_WHO + 'if [ "$rank" = 1 ]; then echo "no such flag" >&2; exit 3; fi'
-        handle = executor.launch(cluster.order(cluster.key(), 2, script))
+        # Elastic: a cluster may end the others of a gang that must be whole.
+        handle = executor.launch(cluster.order(cluster.key(), 2, script, min_ranks=1))
 
         found = sighted(executor, handle, has_ended, "the end")
 
@@ -477,8 +479,8 @@ class ExecutorContract:
     def test_a_cancelled_worker_has_time_for_a_checkpoint(self, cluster: ExecutorHarness) -> None:
         """DL-D32: SIGTERM reaches each rank, and none is killed before its grace is over."""
         executor = cluster.executor()
-        script = SAYS_WHO + "trap 'sleep 1.5; echo saved; exit 0' TERM; echo ready; sleep 600 & wait"
-        handle = executor.launch(cluster.order(cluster.key(), 2, script, grace_s=20.0))
+        saves = "trap 'sleep 1.5; echo saved; exit 0' TERM; echo ready; " + UNTIL_TERM
+        handle = executor.launch(cluster.order(cluster.key(), 2, SAYS_WHO + saves, grace_s=20.0))
         for rank in range(2):
             said(executor, handle, rank, "ready")
 

@@ -72,13 +72,13 @@ class SweptHost:
         (grant,) = self.db.now_write(unit).grants
         return grant
 
-    def beat(self, grant: Grant, *, active_s_ago: float | None = 0.0) -> Beat:
+    def beat(self, grant: Grant, *, active_s_ago: float | None = 0.0, sample: str = "{}") -> Beat:
         return self.db.now_write(
             lambda tx: beat(
                 tx,
                 grant.lease.key,
                 progress="{}",
-                sample="{}",
+                sample=sample,
                 active_s_ago=active_s_ago,
                 now=self.clock.now(),
                 policy=POLICY,

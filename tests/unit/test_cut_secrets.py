@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from corral.core.calls.reported_errors import kept_error
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
+from corral.domain.secrets.redact import SecretValues
 from corral.functions.errors import describe
 from corral.wire.leases import FailRequest
 from corral.worker.child.verdict import failed, without_secrets

@@ -31,7 +31,7 @@ from corral.recipes.gpus import catalogue
 from corral.recipes.train import parse, to_table
 from corral.recipes.train_tables import DataFacts
 from corral.wire.hosts import HostView
-from corral.wire.runs import Placement
+from corral.wire.runs import HostVerdict
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import Resources
 
@@ -74,7 +74,9 @@ def placed(hosts: list[HostView], spec: RunSpec) -> FleetSnapshot:
         assert each.capability is not None
         found = judge(spec.requirements(), each.capability.capability(), host=each.name)
         reasons = list(found.shortfalls)
-        verdicts.append(Placement(host=each.name, host_id=each.id, eligible=found.eligible, reasons=reasons))
+        verdicts.append(
+            HostVerdict(host=each.name, host_id=each.id, eligible=found.eligible, reasons=reasons)
+        )
     return FleetSnapshot(hosts, verdicts)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.leases import BeatRequest
 from corral.wire.logs import EventBatch, MetricRecord
 from corral.worker.child.events_file import (

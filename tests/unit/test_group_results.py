@@ -66,6 +66,18 @@ def test_settings_of_training_are_told_apart_and_true_is_not_one() -> None:
     assert len(outcome(runs).variants) == 3
 
 
+def test_settings_and_metrics_of_any_size_are_told() -> None:
+    """ATK4-07: a number that is no float, or a sum that is none, made the page of the group an error."""
+    runs = [a_run(0, 1.7e308, size=10**400), a_run(1, 1.7e308, size=10**400), a_run(0, 2.0, size=3)]
+
+    found = outcome(runs)
+
+    assert [variant.params["size"] for variant in found.variants] == [3, 10**400]
+    assert found.variants[0].metrics["loss"].mean == 2.0
+    assert "loss" not in found.variants[1].metrics
+    assert [run.metrics["loss"] for run in found.variants[1].runs] == [1.7e308] * 2
+
+
 def test_numbers_that_are_none_are_left_out() -> None:
     nan = a_run(0, lr=1, metrics='{"loss": NaN, "ok": true, "reward": 1}')
 

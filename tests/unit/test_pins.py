@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corral.domain.errors import InvalidInput
-from corral.domain.pins import check_pins
+from corral.domain.runs.pins import check_pins
 
 HASH = f"--hash=sha256:{'0' * 64}"
 PIN = f"hay==1.0 {HASH}"

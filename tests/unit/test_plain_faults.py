@@ -14,18 +14,20 @@ from pydantic_core._pydantic_core import list_all_errors
 from support import forked
 
 from corral.cli.functions.calls import _why
-from corral.cli.runs.run import _refuse_bare_file
+from corral.cli.runs.run import _code_of, _refuse_bare_file
 from corral.cli.runs.why import show_placements
 from corral.client.corral import Corral
 from corral.client.runs import Runs
+from corral.client.submit.problems import ProblemList
 from corral.client.submit.run_file import parse
-from corral.domain.errors import SPEC_HINT, InvalidInput
+from corral.domain.errors import PARAMS_HINT, SPEC_HINT, FieldError, InvalidInput
 from corral.domain.runs.states import RunState
+from corral.domain.secrets.secrets import looks_secret
 from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.calls import CallView
 from corral.wire.faults import in_words
-from corral.wire.runs import Placement, RunSelection
+from corral.wire.runs import HostVerdict, RunSelection
 from corral.wire.tokens import TokenRequest
 
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
@@ -200,7 +202,7 @@ def test_help_says_what_an_option_takes_in_words(tmp_path: Path) -> None:
 def test_every_reason_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """HOUR3-15: reasons were parted by the sign that some of them hold."""
     show_placements(
-        [Placement(host="tower", host_id="h-1", eligible=False, reasons=["set aside; it broke", "away"])]
+        [HostVerdict(host="tower", host_id="h-1", eligible=False, reasons=["set aside; it broke", "away"])]
     )
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
@@ -220,6 +222,53 @@ def test_a_file_that_lies_here_is_not_run_by_its_bare_name(
     assert caught.value.hint == "Say `corral run -- python3 fit.py`."
     _refuse_bare_file("./fit.py", Path.cwd())
     _refuse_bare_file("python3", Path.cwd())
+
+
+def test_a_wrong_model_is_not_also_told_as_missing() -> None:
+    """HOUR4-01: what is wrong was taken out, and then missed."""
+    with pytest.raises(InvalidInput) as caught:
+        parse('model = "corral/tinny"\n[train]\nrecipe = "sft"\ndata = "rows.jsonl"\n', what="run.toml")
+
+    assert [field.path for field in caught.value.fields] == ["model"]
+
+
+def test_a_script_that_is_not_here_is_told_before_it_is_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HOUR4-02: nothing was shipped, and the run failed on its host."""
+    (tmp_path / "train.py").write_text("")
+    assert _code_of(["python3", "trian.py", "--lr", "1"], tmp_path, quiet=False) is None
+    told = capsys.readouterr().err
+    assert told == "corral: trian.py is not a file here, and nothing is shipped; did you mean train.py?\n"
+    for command in (["python3", "-c", "pass"], ["python3", "/opt/own.py"], ["touch", "made.py"], ["true"]):
+        assert _code_of(command, tmp_path, quiet=False) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_the_page_on_secrets_says_what_is_let_through() -> None:
+    """HOUR4-03: a name that looks like a secret's passes with a value that cannot be one."""
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "secrets.md").read_text()
+    assert not looks_secret("API_KEY", "1")
+    for word in ("`1`", "`true`", "`off`", "`_FILE`", "`_URL`"):
+        assert word in page
+
+
+def test_the_form_of_an_address_is_told_before_the_lack_of_a_token(tmp_path: Path) -> None:
+    """HOUR4-04: the token was asked for first, and could not have helped."""
+    env = {**CLEAN, "CORRAL_HOME": str(tmp_path), "CORRAL_URL": "127.0.0.1:7373"}
+    done = forked.run(("ls",), env)
+    assert "'127.0.0.1:7373' is not a server's address" in done.stderr
+    assert "CORRAL_TOKEN" not in done.stderr
+
+
+def test_faults_of_fields_and_of_params_have_one_hint() -> None:
+    """HOUR4-05: it was two hints in one."""
+    problems = ProblemList()
+    problems.add(InvalidInput("the file is wrong", hint=SPEC_HINT, fields=[FieldError("priority", "is bad")]))
+    problems.add(InvalidInput("so are params", hint=PARAMS_HINT, fields=[FieldError("params.lr", "is bad")]))
+    with pytest.raises(InvalidInput) as caught:
+        problems.check("run.toml")
+    assert caught.value.hint == SPEC_HINT
 
 
 def test_a_method_is_called_with_the_parameters_of_its_class(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.redact import SecretValues, StreamRedactor, StreamScanner
+from corral.domain.secrets.redact import SecretValues, StreamRedactor, StreamScanner
 
 TOKEN = "hf_Zk3vQ9+/x?Lw~72pQ"
 PEM = """-----BEGIN PRIVATE KEY-----

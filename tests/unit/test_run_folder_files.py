@@ -16,7 +16,7 @@ from corral.client.files.digest import FileChanged
 from corral.client.files.tree import FileEntry, NotAFolder, folder_identity, scan
 from corral.client.volumes.folder import VolumeFolder
 from corral.client.volumes.volumes import EMPTY, RemoteVolume
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.files.untrusted import FileTooLarge, NotARegularFile, open_folder, read_regular
 from corral.instance.channel import MESSAGE_MAX, Channel
 from corral.worker.child.events_file import CheckpointEvent

@@ -11,9 +11,9 @@ from corral.adapters.executors.slurm import fitting
 from corral.adapters.executors.slurm.api import read_files, read_history, read_nodes
 from corral.adapters.executors.slurm.errors import refused_or_unreachable
 from corral.adapters.executors.slurm.models import (
-    JobHandle,
-    Node,
     QueuedJob,
+    SlurmHandle,
+    SlurmNode,
     SlurmOptions,
     job_name,
     key_of,
@@ -28,7 +28,7 @@ from corral.domain.hosts.capability import GIB, Requirements
 from corral.domain.placements.orders import LaunchOrder, SightCause, Sighting, SightState
 from corral.ports.executor import ExecutorUnreachable, LaunchRefused
 
-_HANDLE = JobHandle("12", "p-1")
+_HANDLE = SlurmHandle("12", "p-1")
 _STEP = """\
 corral: job 12
 srun: launching StepId=12.0 on host n0, 2 tasks: [0-1]
@@ -130,7 +130,7 @@ def test_a_job_that_may_still_do_something_has_not_ended(state: str) -> None:
 
 def test_what_another_job_of_the_same_number_wrote_is_not_read() -> None:
     """DL-D03: the folder has the key, and the note in it the number."""
-    assert sighting(JobHandle("13", "p-1"), {}, {"step": _STEP.splitlines()}) is None
+    assert sighting(SlurmHandle("13", "p-1"), {}, {"step": _STEP.splitlines()}) is None
 
 
 def test_lines_of_sacct() -> None:
@@ -227,7 +227,7 @@ def test_why_it_could_never_run_counts_each_node() -> None:
     )
     options = SlurmOptions(folder="/s", partition="big", gres={"H100": "gpu:h100"})
 
-    assert nodes[0] == Node("n0", 64, 512000 << 20, "gpu:h100:8(S:0-1)", ("ssd", "h100"))
+    assert nodes[0] == SlurmNode("n0", 64, 512000 << 20, "gpu:h100:8(S:0-1)", ("ssd", "h100"))
     assert [(kind.gpu, kind.gpus, kind.machines) for kind in fitting.capacities(nodes, options)] == [
         (None, 0, 1),
         ("a100", 4, 1),

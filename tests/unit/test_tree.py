@@ -15,7 +15,7 @@ from corral.client.files.digest import FileChanged, digest_file, read_file
 from corral.client.files.ignore import BadIgnoreFile, Ignore
 from corral.client.files.tree import FileEntry, NotAFolder, SecretInTree, Tree, TreeRefused, scan
 from corral.client.files.walk import ListedFile, TreeLimits, TreeTooLarge, walk
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 
 TOKEN = "hf_Zk3vQ9xLw72pQabcd"
 

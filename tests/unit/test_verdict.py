@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.leases import FailRequest, MemoryReport, StoppedRequest
 from corral.worker.child.command import Exit
 from corral.worker.child.verdict import (

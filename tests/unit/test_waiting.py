@@ -90,6 +90,27 @@ def test_a_host_whose_gpus_are_all_taken_is_not_woken_for_a_run_that_needs_one()
     database.end()
 
 
+def test_what_one_poll_of_a_host_saw_counts_for_another_that_waits() -> None:
+    """HOUR4-13: a worker that has more free than its waiting claim knows of looks beside it; a run that needs
+    all of it wakes the claim that waits."""
+    database, shapes = MemoryDatabase(), Shapes()
+    capability = canonical({"os": "linux", "arch": "x86_64", "gpus": [{"index": 0, "name": "A100"}]})
+    host = Host(new_host_id(), "box", capability, "digest", 4, None, False, None, 0.0)
+    shape = database.now_write(lambda tx: put_shape(tx, Requirements(gpus=1)))
+    database.now_read(lambda tx: shapes.fits(tx, shape, host))
+    polls, waits, beside = LongPolls(shapes), LongPoll(host.id), LongPoll(host.id)
+    polls.join(waits)
+    polls.saw(waits, host, HostCapacity(host, [LeaseHolding(LeaseId("l-one"), "claim-one", "[0]")]))
+    polls.ready(shape)
+    assert woken([waits]) == []
+    polls.join(beside)
+    polls.saw(beside, host, HostCapacity(host, []))
+    polls.ended(beside)
+    polls.ready(shape)
+    assert woken([waits]) == [0]
+    database.end()
+
+
 def test_a_shape_whose_only_lane_does_not_count_has_nothing() -> None:
     lanes = Lanes()
     lanes.heard(Lane(SHAPE, 0, "at-its-limit"), ReadyRun(1.0, new_run_id()))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.logs import LogRecord
 from corral.worker.child.output import RECORD_MAX_BYTES, LineCutter, LinePiece, OutputPump
 from corral.worker.report.recorder import Recorder

@@ -1,1 +1,1 @@
-"""Executors: what brings workers up on a cluster, a folder for each; none imports another."""
+"""Executors: each brings workers up on one kind of cluster, and takes them away."""

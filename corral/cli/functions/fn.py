@@ -13,8 +13,9 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.functions.access import access, token
 from corral.cli.functions.check import check_app
-from corral.cli.functions.deploy import deploy, serve
+from corral.cli.functions.deploy import deploy
 from corral.cli.functions.run import run_function
+from corral.cli.functions.serve import serve
 from corral.cli.functions.watch import EndpointWatch
 from corral.cli.options import AsJson, Endpoint, command_group
 from corral.domain.errors import InvalidInput, NotFound

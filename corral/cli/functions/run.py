@@ -22,6 +22,7 @@ from corral.functions import backend as backends
 from corral.functions.calls import Call
 from corral.functions.deployed import function as lookup
 from corral.functions.function import Function, Generator
+from corral.functions.stand_ins import StandIn, stand_ins
 
 _WATCH_S = 0.5
 # How long to wait, after a call has ended, for its first output and for each more: a host sends output four
@@ -69,14 +70,17 @@ def run_function(
         handle: Any = _own(file, params) if ".py" in file else _deployed_one(file, params)
         _check_arguments(handle, args, kwargs)
         if isinstance(handle, Generator):
-            for item in handle.stream(*args, **kwargs):
-                _show(item, as_json=as_json)
+            with stand_ins():
+                for item in handle.stream(*args, **kwargs):
+                    _show(item, as_json=as_json)
             return
         call = handle.spawn(*args, **kwargs)
         render.note(f"corral: call {call.id}")
         try:
             _tell_what_it_waits_for(call)
-            value = call.result()
+            # The shell has none of the program's classes loaded, and only shows the value.
+            with stand_ins():
+                value = call.result()
         except KeyboardInterrupt:
             call.cancel()
             render.note(f"corral: call {call.id} is cancelled")
@@ -181,5 +185,9 @@ def _value(text: str) -> Any:
 
 def _show(value: Any, *, as_json: bool) -> None:
     render.pass_on(
-        json.dumps(value, default=repr) if as_json else value if isinstance(value, str) else repr(value)
+        json.dumps(value, default=_as_json) if as_json else value if isinstance(value, str) else repr(value)
     )
+
+
+def _as_json(value: Any) -> Any:
+    return value.parts if isinstance(value, StandIn) else repr(value)

@@ -29,6 +29,8 @@ class EndpointWatch:
         self._cursors: dict[str, str | None] = {}
         self._over: set[str] = set()
         self._told: set[str] = set()
+        # Instances whose output has begun.
+        self._named: set[str] = set()
 
     def skip_earlier(self, names: Iterable[str]) -> None:
         """What was there before the watch began is not shown."""
@@ -47,19 +49,22 @@ class EndpointWatch:
                 continue
             if run.id not in self._cursors:
                 self._cursors[run.id] = None
-                render.note(f"{run.id} ({run.state})")
-            self._show_new(run.id)
+            self._show_new(run)
             # Its last output was there before it ended.
             if run.state in FINAL:
                 self._over.add(run.id)
 
-    def _show_new(self, run_id: str) -> None:
+    def _show_new(self, run: RunView) -> None:
         while True:
-            cursor = self._cursors[run_id]
-            page = self._corral.runs.log_page(run_id, cursor=cursor, tail=None if cursor else self._tail)
+            cursor = self._cursors[run.id]
+            page = self._corral.runs.log_page(run.id, cursor=cursor, tail=None if cursor else self._tail)
+            # An instance that says nothing is not worth a line.
+            if page.items and run.id not in self._named:
+                self._named.add(run.id)
+                render.note(f"{run.id} ({run.state})")
             for line in page.items:
                 render.pass_on(f"{line.call or '-'} {line.text}", err=line.stream != "stdout")
-            self._cursors[run_id] = page.next
+            self._cursors[run.id] = page.next
             if not page.items:
                 return
 

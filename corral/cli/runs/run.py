@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from corral.cli.runs.follow_ranks import follow_run
 from corral.cli.runs.submit import submit_now, tell_if_stuck
 from corral.client.files.ignore import Ignore
 from corral.client.files.walk import TreeLimits, TreeTooLarge, walk
-from corral.client.submit.local_files import local_words
+from corral.client.submit.local_files import local_words, missing_script
 from corral.client.submit.run_file import build
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.paths import printable
@@ -118,6 +119,10 @@ def _code_of(command: Sequence[str], folder: Path, *, quiet: bool) -> str | None
     """This folder, where the command could not run without it: `python train.py` names a file of it."""
     words = local_words(command, folder)
     if not words:
+        if not quiet and (script := missing_script(command, folder)) is not None:
+            near = difflib.get_close_matches(script, [path.name for path in folder.iterdir()], 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            render.note(f"corral: {printable(script)} is not a file here, and nothing is shipped{meant}")
         return None
     try:
         found = walk(folder, ignore=Ignore(), limits=_UNASKED)

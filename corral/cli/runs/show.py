@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from corral.cli.connect import connect
@@ -12,7 +13,9 @@ from corral.cli.groups import SweepQuestion, show_group
 from corral.cli.hosts.load import GPU_COLUMNS, gpu_cells
 from corral.cli.options import AsJson, RunId
 from corral.cli.runs.why import sentence
+from corral.client.corral import Corral
 from corral.durations import format_duration
+from corral.wire.executors import PlacementView
 from corral.wire.runs import AttemptView, ParentView, RunDetail
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import Replicas
@@ -28,6 +31,7 @@ def show(run: RunId, as_json: AsJson = False) -> None:
             show_group(corral, run, SweepQuestion(), as_json=as_json)
             return
         found = corral.runs.get(run)
+        placements = [] if as_json else _placements(corral, found)
         waits_for = sentence(corral.runs.why(found.id)) if found.state in _PLACELESS and not as_json else None
     if as_json:
         render.show_json(found)
@@ -35,6 +39,39 @@ def show(run: RunId, as_json: AsJson = False) -> None:
         _show_run(found, waits_for)
         _show_attempts(found.attempts)
         _show_gpus(found.attempts)
+        _show_placements(placements)
+
+
+def _placements(corral: Corral, run: RunDetail) -> list[PlacementView]:
+    """What executors were asked for; most runs name none."""
+    return corral.executors.placements(run.id) if run.spec.placement.executors else []
+
+
+def _show_placements(placements: Sequence[PlacementView]) -> None:
+    if not placements:
+        return
+    render.say()
+    rows = [
+        (
+            one.executor,
+            one.state,
+            one.ranks,
+            _sighted(one),
+            one.handle,
+            render.moment(one.created_at),
+            one.why,
+        )
+        for one in placements
+    ]
+    columns = ("EXECUTOR", "STATE", "RANKS", "THERE", "HANDLE", "ASKED", "WHY")
+    render.show_table(columns, rows, empty="")
+
+
+def _sighted(placement: PlacementView) -> str | None:
+    """How many of its workers are in which state, as the executor told last."""
+    ranks = (placement.seen or {}).get("ranks", ())
+    counted = Counter(str(rank["state"]) for rank in ranks)
+    return ", ".join(f"{count} {state}" for state, count in counted.items()) or None
 
 
 def _show_run(run: RunDetail, waits_for: str | None) -> None:

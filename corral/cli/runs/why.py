@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, RunId
-from corral.wire.runs import Placement, WhyAnswer
+from corral.wire.runs import HostVerdict, WhyAnswer
 
 # How the server's summary ends where a table of reasons follows.
 REASONS_BELOW = "; the reasons are below"
@@ -46,7 +46,7 @@ def _named(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:_HOSTS_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
-def show_placements(hosts: Sequence[Placement]) -> None:
+def show_placements(hosts: Sequence[HostVerdict]) -> None:
     rows = []
     for host in hosts:
         # One below the other: a reason may hold any sign that would part them.
@@ -56,7 +56,7 @@ def show_placements(hosts: Sequence[Placement]) -> None:
     render.show_table(("HOST", "ELIGIBLE", "WHY"), rows, empty=empty)
 
 
-def _place(host: Placement) -> str:
+def _place(host: HostVerdict) -> str:
     """`yes`, `waits`, or why not in a word; an older server says only whether."""
     words = {"ready": "yes", "": "yes" if host.eligible else "no"}
     return words.get(host.place, host.place.replace("_", " "))

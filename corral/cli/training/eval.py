@@ -12,7 +12,7 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson
 from corral.cli.runs.submit import run_preparer
-from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
+from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait, tell_of_checkpoint
 from corral.client.training.evaluate import spec_about, training_run, with_eval_data
 from corral.client.training.results import read_json
 from corral.wire.base import validated
@@ -34,8 +34,9 @@ def evaluate(
     """Measure what a training run has learned: before and after, with confidence intervals."""
     with connect() as corral:
         of = training_run(corral, run)
+        tell_of_checkpoint(of)
         given = {"which": "best" if best else "last", "rows": rows}
-        spec = spec_about(of, validated(EvalRequest, given, what="the evaluation"))
+        spec = spec_about(corral, of, validated(EvalRequest, given, what="the evaluation"))
         if data is not None:
             with run_preparer(corral, Path.cwd()) as shop:
                 recipe = str((spec.train or {}).get("recipe", "sft"))

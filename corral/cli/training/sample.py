@@ -10,7 +10,7 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson
-from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
+from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait, tell_of_checkpoint
 from corral.client.training.evaluate import spec_about, training_run
 from corral.client.training.results import read_lines
 from corral.wire.base import validated
@@ -48,7 +48,8 @@ def sample(
     ask = validated(SampleRequest, given, what="the question")
     with connect() as corral:
         of = training_run(corral, run)
-        ended = submit_and_wait(corral, spec_about(of, ask))
+        tell_of_checkpoint(of)
+        ended = submit_and_wait(corral, spec_about(corral, of, ask))
         found = list(read_lines(corral, ended, "samples.jsonl"))
     if as_json:
         render.show_json({"run": ended.id, "of": of.id, "samples": found})

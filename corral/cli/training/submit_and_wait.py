@@ -11,8 +11,8 @@ from corral.cli.display import render
 from corral.cli.runs.follow import attend, exit_code, summary
 from corral.cli.runs.submit import tell_if_stuck
 from corral.client.corral import Corral
-from corral.domain.runs.states import RunState
-from corral.wire.runs import RunView
+from corral.domain.runs.states import FINAL, RunState
+from corral.wire.runs import RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec
 
 TrainingRun = Annotated[
@@ -21,6 +21,12 @@ TrainingRun = Annotated[
 Best = Annotated[bool, typer.Option("--best", help="The best checkpoint, and not the last step.")]
 
 _LAST_LINES = 20
+
+
+def tell_of_checkpoint(of: RunDetail) -> None:
+    """Of a run that ended without a result, what it had learned is asked."""
+    if of.artifact_id is None and of.state in FINAL and of.spec.train is not None:
+        render.note(f"corral: run {of.id} is {of.state}; its last checkpoint is asked, if it left one")
 
 
 def submit_and_wait(corral: Corral, spec: RunSpec) -> RunView:

@@ -18,7 +18,7 @@ from corral.client.environments.installer import Installer, Progress, silent
 from corral.client.submit.run_file import path_from, wrong_field
 from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.paths import printable
-from corral.domain.pins import check_pins
+from corral.domain.runs.pins import check_pins
 from corral.wire.spec.run_file import BuiltEnvironment
 from corral.wire.spec.tables import EnvironmentFile
 

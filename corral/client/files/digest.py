@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from corral.client.files.walk import ListedFile, file_identity
 from corral.domain.errors import CorralError
 from corral.domain.paths import printable
-from corral.domain.redact import SecretValues, StreamScanner
+from corral.domain.secrets.redact import SecretValues, StreamScanner
 from corral.files.untrusted import FILE_FLAGS
 
 BUFFER_BYTES = 1 << 20

@@ -21,7 +21,7 @@ from corral.client.files.walk import FileIdentity, FolderWalk, ListedFile, TreeL
 from corral.domain.artifacts import listing_digest
 from corral.domain.errors import CorralError
 from corral.domain.paths import PathProblem, check_paths, printable, summary
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 
 # Small files are hashed in batches: a thread hand-over costs more than hashing one of them.
 _BATCH_FILES = 256

@@ -37,6 +37,19 @@ def direct_client(
     return DirectClient(url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls, check=check)
 
 
+def check_url(url: str) -> httpx.URL:
+    """InvalidInput where it is no address of a server."""
+    try:
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise httpx.InvalidURL("it needs http:// or https:// and a host")
+    except httpx.InvalidURL as error:
+        raise InvalidInput(
+            f"{url!r} is not a server's address: {error}", hint='Write it as "http://127.0.0.1:7373".'
+        ) from error
+    return parsed
+
+
 def http_client(
     url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None
 ) -> httpx.Client:
@@ -47,14 +60,7 @@ def http_client(
         if not (token.isascii() and token.isprintable()):
             raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")
         headers["Authorization"] = f"Bearer {token}"
-    try:
-        parsed = httpx.URL(url)
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise httpx.InvalidURL("it needs http:// or https:// and a host")
-    except httpx.InvalidURL as error:
-        raise InvalidInput(
-            f"{url!r} is not a server's address: {error}", hint='Write it as "http://127.0.0.1:7373".'
-        ) from error
+    parsed = check_url(url)
     return httpx.Client(
         base_url=parsed,
         headers=headers,

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from corral.client.hosts.identity import read_identity
+from corral.client.http.connection import check_url
 from corral.client.http.own_server import refuse_stranger
 from corral.client.http.trust import context, pinned_ca, read_ca
 from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
@@ -44,6 +45,8 @@ def discover(
     no address or its server is gone, Unauthenticated when there is no token for it, InvalidInput when the
     token would travel in clear.
     """
+    if url is not None:
+        check_url(url)
     local = local_server(home)
     if ca is not None:
         trusted: str | None = read_ca(ca)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -12,6 +12,7 @@ import httpx
 from corral.client.http.connection import is_loopback
 from corral.client.http.errors import UntrustedServer, from_response, unreachable
 from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.hosts.certificates import certificates, first_pin, pin_of
 from corral.files.atomic import write_private
 from corral.wire.hosts import CaAnswer
 
@@ -51,9 +52,15 @@ def read_ca(path: Path) -> str:
         ) from error
 
 
-def pin_of(ca_pem: str) -> str:
-    """The SHA-256 of the certificate itself, so that its spelling as text does not matter."""
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(ca_pem.strip())).hexdigest()
+def _pinned(text: str, pin: str) -> str | None:
+    """The one certificate of a text that has this pin, written anew; None if there is none.
+
+    Nothing else of the text is trusted: whoever stands between could add a certificate of their own.
+    """
+    for one in certificates(text):
+        if hmac.compare_digest(pin_of(one), pin):
+            return ssl.DER_cert_to_PEM_cert(one)
+    return None
 
 
 def fetch_ca(url: str, pin: str) -> str:
@@ -77,17 +84,17 @@ def fetch_ca(url: str, pin: str) -> str:
     if not answer.is_success:
         raise from_response(answer)
     try:
-        ca = CaAnswer.model_validate_json(answer.content).ca
-        found = pin_of(ca) if ca else None
+        shown = CaAnswer.model_validate_json(answer.content).ca or ""
+        found, ca = first_pin(shown), _pinned(shown, pin)
     except ValueError:
         # Pydantic's errors are among them.
         found = ca = None
-    if ca is None or found is None:
+    if found is None:
         raise UntrustedServer(
             f"{url} shows no authority that could be checked against the token's pin",
             hint="Check that the address is that of the server which made the token.",
         )
-    if not hmac.compare_digest(found, pin):
+    if ca is None:
         raise UntrustedServer(
             f"{url} is not the server that made this token: its authority is {found}, the token pins {pin}",
             hint="Check the address. If it is right, somebody may stand between: do not go on.",
@@ -99,9 +106,10 @@ def pinned_ca(url: str, pin: str, folder: Path) -> str:
     """The authority with this pin, fetched once and kept in the folder."""
     kept = folder / f"{pin}.pem"
     if kept.exists():
-        ca = read_ca(kept)
-        if hmac.compare_digest(pin_of(ca), pin):
-            return ca
+        # An earlier version kept the whole of what it was shown.
+        with suppress(ValueError):
+            if (ca := _pinned(read_ca(kept), pin)) is not None:
+                return ca
     ca = fetch_ca(url, pin)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_private(kept, ca)

@@ -19,6 +19,8 @@ Place = tuple[int | str, ...]
 _ROUNDS = 3
 # What stands for a command that is wrong or missing while the rest is looked at.
 _SOME_COMMAND = ["true"]
+# And for a model: one of which nothing is known.
+_SOME_MODEL = "some/model"
 # What means something only beside a table `train`.
 _OF_TRAIN = ("train", "model", "sweep")
 
@@ -50,6 +52,8 @@ def refusal(
         if removed & {"train", "argv"}:
             rest = {key: value for key, value in rest.items() if key not in _OF_TRAIN}
             rest["argv"] = _SOME_COMMAND
+        elif "model" in removed and "train" in rest:
+            rest["model"] = _SOME_MODEL
         try:
             sound: SoundPart[M] | None = SoundPart(model.model_validate(rest), frozenset(removed - {""}))
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,9 @@ Once = Callable[[object, Callable[[], Any]], Any]
 Key = tuple[Literal["code", "input"], str]
 # Of words that look like files, so many are named.
 _NAMED = 3
+# Programs whose first argument is a script of the user's own.
+_INTERPRETER = re.compile(r"(python|bash|sh|zsh|node|perl|ruby|torchrun)[\d.]*")
+_SCRIPTS = frozenset({".py", ".sh", ".js", ".pl", ".rb"})
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,17 @@ def local_words(argv: Sequence[str], folder: Path) -> list[str]:
         if flag == "-m" and _is_module(module, folder):
             found.append(module)
     return found
+
+
+def missing_script(argv: Sequence[str], folder: Path) -> str | None:
+    """The script that an interpreter is to run, where its path leads to none from the folder."""
+    if not argv or not _INTERPRETER.fullmatch(PurePosixPath(argv[0]).name) or len(argv) < 2:
+        return None
+    script = argv[1]
+    path = PurePosixPath(script)
+    if path.suffix not in _SCRIPTS or path.is_absolute() or len(script) > 1024 or "\0" in script:
+        return None
+    return None if (folder / path).exists() else script
 
 
 def _is_local(word: str, folder: Path, *, is_program: bool) -> bool:

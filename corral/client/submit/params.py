@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from corral.client.submit import script_parser
 from corral.client.submit.run_file import path_from, wrong_field
 from corral.client.submit.script_parser import ScriptArgument, ScriptParser
-from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.errors import PARAMS_HINT, FieldError, InvalidInput
 from corral.domain.paths import printable
 from corral.wire.base import did_you_mean
 from corral.wire.spec.run_file import RunFile, Scalar
@@ -70,7 +70,7 @@ def checked_params(checkers: Sequence[ParamChecker], variants: Sequence[Params])
         lines = "; ".join(f"`{f.path}` {f.message}" for f in list(found)[:20])
         raise InvalidInput(
             f"the parameters are not valid: {lines}",
-            hint="Nothing was queued. Correct the parameters that are named.",
+            hint=PARAMS_HINT,
             fields=list(found),
         )
     return [{name: _form(checkers, name, value) for name, value in params.items()} for params in variants]

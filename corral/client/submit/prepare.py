@@ -13,25 +13,22 @@ from pydantic import ValidationError
 from corral.client.corral import Corral
 from corral.client.environments.lock import build_environment
 from corral.client.files.upload import upload
-from corral.client.runs import LATEST
 from corral.client.submit.local_files import FileReader, Key, LocalFiles, code_notes
 from corral.client.submit.params import ParamChecks
 from corral.client.submit.problems import ProblemList
 from corral.client.submit.run_file import RunVariant, expand, is_group, path_from, wrong_field
+from corral.client.submit.server_inputs import ServerInputReader, ServerInputs
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
 from corral.client.training.git_source import GitCheckout, check_out
-from corral.client.training.material import MaterialReader, TrainingMaterial, check_same_model
+from corral.client.training.material import MaterialReader, TrainingMaterial
 from corral.client.training.placement import ForecastSubject, settled, with_model
-from corral.domain.errors import SPEC_HINT, Conflict, NotFound
-from corral.domain.ids import is_id
-from corral.domain.runs.states import FINAL
+from corral.domain.errors import SPEC_HINT, NotFound
 from corral.recipes.train import to_table
 from corral.wire.base import explain
 from corral.wire.hosts import HostView
-from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import BuiltEnvironment, RunFile, RunSpec, Scalar
-from corral.wire.spec.tables import After, EnvironmentFile, Keep
+from corral.wire.spec.tables import EnvironmentFile, Keep
 
 T = TypeVar("T")
 LookAt: TypeAlias = Callable[[MaterialReader], TrainingMaterial]
@@ -69,20 +66,6 @@ _OF_THE_FILE = {
     *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
     *("after", "max_running", "schedule", "public_env"),
 }
-
-
-@dataclass(frozen=True)
-class ServerInputs:
-    """What is on the server already, or will be: inputs by their artifact, and the runs to wait for.
-
-    `origins` are the identities of runs, by `inputs.NAME` or as `after` names them.
-    """
-
-    inputs: dict[str, str] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
-    after: tuple[After, ...] = ()
-    # Of inputs that are a part of their artifact: which.
-    parts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -169,7 +152,7 @@ class RunPreparer:
 
     def _survey(self, run_file: RunFile, look_at: LookAt) -> PreparedRuns:
         run_file, material, params, notes, code, local = self._read(run_file, look_at)
-        named = self._named_inputs(run_file)
+        named = ServerInputReader(self.corral).read(run_file)
         digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
         parts = _SpecParts(
             material,
@@ -246,61 +229,10 @@ class RunPreparer:
     def _prepared(self, run_file: RunFile, resolved: _SpecParts) -> PreparedRuns:
         material = resolved.material
         group = run_file.name if is_group(run_file) else None
-        notes = (*(material.notes if material else ()), *resolved.notes)
+        notes = (*(material.notes if material else ()), *resolved.notes, *resolved.given.notes)
         specs = self._specs(run_file, resolved)
         subjects = material.subjects(run_file) if material else ()
         return PreparedRuns(specs, group, notes, run_file.max_running, subjects)
-
-    def _named_inputs(self, run_file: RunFile) -> ServerInputs:
-        """The result of a run may be yet to come; then the run waits for it."""
-        parents: dict[str, After] = {}
-        found = ServerInputs()
-        for one in run_file.after:
-            parent = self._parent(one)
-            parents[parent.run] = parent
-            if parent.run != one.run or is_id(one.run, "r"):
-                found.origins[parent.run] = self.corral.runs.get(parent.run).identity
-        for name, given in run_file.inputs.items():
-            if isinstance(given, str) or given.local is not None:
-                continue
-            if given.part is not None:
-                found.parts[name] = given.part
-            if given.artifact is not None:
-                found.inputs[name] = given.artifact
-                continue
-            run = self._result_of(run_file, name, given.run)
-            found.origins[f"inputs.{name}"] = run.identity
-            if run.artifact_id is not None:
-                found.inputs[name] = run.artifact_id
-                continue
-            before = parents.get(run.id) or After(run=run.id)
-            if before.input not in (None, name):
-                raise wrong_field(f"inputs.{name}", f"run {run.id} is the input {before.input} already")
-            # Checked again: what it may not be beside an input.
-            parents[run.id] = After(run=run.id, input=name, on_failure=before.on_failure)
-        return replace(found, after=tuple(parents.values()))
-
-    def _parent(self, given: After) -> After:
-        """By its whole id; what does not look like one is a name, which the server looks for."""
-        is_run = given.run == LATEST or given.run.startswith("r-")
-        return given.model_copy(update={"run": self.corral.runs.resolve(given.run)}) if is_run else given
-
-    def _result_of(self, run_file: RunFile, name: str, run: str | None) -> RunDetail:
-        assert run is not None, "the wire model takes a path, an artifact or a run"
-        is_adapter = run_file.train is not None and name == "adapter"
-        place = "train.adapter" if is_adapter else f"inputs.{name}"
-        found = self.corral.runs.get(run)
-        if found.artifact_id is None and found.state in FINAL:
-            raise Conflict(
-                f"{place}: run {found.id} is {found.state} and has no result",
-                hint=f"Queue it again with `corral requeue {found.id}`, and name the new run.",
-            )
-        if is_adapter and found.spec.model is None:
-            raise wrong_field(place, f"run {found.id} trained nothing")
-        # A model that was shipped is named by a path, which says nothing here.
-        if is_adapter and "model" not in found.spec.inputs and "model" not in run_file.inputs:
-            check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
-        return found
 
     def _digest_of(self, run_file: RunFile, name: str, artifact_id: str) -> str:
         try:

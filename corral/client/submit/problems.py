@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.errors import PARAMS_HINT, SPEC_HINT, FieldError, InvalidInput
 from corral.errors import WHOLE
 
 T = TypeVar("T")
@@ -38,4 +38,7 @@ class ProblemList:
             ]
             lines = "; ".join(map(str, fields[:20]))
             hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
+            if SPEC_HINT in hints:
+                # It says the same of all fields.
+                hints.pop(PARAMS_HINT, None)
             raise InvalidInput(f"{what} is not valid: {lines}", hint=" ".join(hints), fields=fields)

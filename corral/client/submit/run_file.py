@@ -18,7 +18,7 @@ from corral.client.submit.all_faults import LookFurther, refusal
 from corral.client.submit.problems import ProblemList
 from corral.domain.errors import SPEC_HINT, FieldError, InvalidInput
 from corral.domain.paths import printable
-from corral.domain.secrets import secret_names
+from corral.domain.secrets.secrets import secret_names
 from corral.wire.base import explain
 from corral.wire.spec.run_file import RunFile, RunSpec, Scalar, in_clear
 

@@ -13,7 +13,7 @@ from corral.recipes import gpus as cards
 from corral.recipes.forecast import Forecast
 from corral.recipes.offers import Machine, Offer, offers
 from corral.wire.hosts import HostView
-from corral.wire.runs import Placement
+from corral.wire.runs import HostVerdict
 from corral.wire.spec.run_file import RunSpec
 
 # Of a group with more kinds of runs than this, the first ones stand for all.
@@ -62,7 +62,7 @@ class FleetSnapshot:
     """What the server says of its hosts, with the reasons by which it places; empty without a server."""
 
     hosts: Sequence[HostView] = ()
-    placements: Sequence[Placement] = ()
+    placements: Sequence[HostVerdict] = ()
 
     def against(self) -> Mapping[str, tuple[str, ...]]:
         return {found.host: tuple(found.reasons) for found in self.placements}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from corral.client.corral import Corral
+from corral.client.training.adapters import last_checkpoint
+from corral.client.training.material import ADAPTER_PLACES
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.runs.states import FINAL
 from corral.wire.runs import RunDetail
@@ -23,14 +25,18 @@ def training_run(corral: Corral, run: str) -> RunDetail:
     return corral.runs.get(of) if of is not None and found.spec.task != "train" else found
 
 
-def spec_about(run: RunDetail, ask: EvalRequest | SampleRequest) -> RunSpec:
-    """A spec of the same model, data and environment whose adapter is what `run` made."""
+def spec_about(corral: Corral, run: RunDetail, ask: EvalRequest | SampleRequest) -> RunSpec:
+    """A spec of the same model, data and environment whose adapter is what `run` made, or had learned."""
     spec = run.spec
     if spec.train is None or spec.task != "train":
         raise InvalidInput(
             f"run {run.id} is not a training run", hint="Name a run that came from a file with [train]."
         )
-    if run.artifact_id is None:
+    made = run.artifact_id
+    checkpoint = last_checkpoint(corral, run) if made is None and run.state in FINAL else None
+    if checkpoint is not None and spec.train.get("method") == "lora":
+        made = checkpoint.id
+    if made is None:
         raise Conflict(
             f"run {run.id} is {run.state} and has no result",
             hint=f"See why: `corral show {run.id}`; once it is mended, `corral requeue {run.id}`."
@@ -48,8 +54,10 @@ def spec_about(run: RunDetail, ask: EvalRequest | SampleRequest) -> RunSpec:
             "train": table,
             "task": task,
             task: ask,
-            "inputs": {**inputs, "adapter": run.artifact_id},
+            "inputs": {**inputs, "adapter": made},
             "input_digests": _without(spec.input_digests, "adapter"),
+            "input_paths": _without(spec.input_paths, "adapter")
+            | ({"adapter": ADAPTER_PLACES[-1]} if made != run.artifact_id else {}),
             "labels": {**spec.labels, _OF: run.id},
             "wall_limit": None,
             "after": [],

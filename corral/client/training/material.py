@@ -38,7 +38,9 @@ from corral.wire.spec.train import SHIPPED, parsed, problems_of, refused
 
 # What the engine brings along; each is a module of corral.engine.environments.
 BUNDLED = ("arithmetic",)
-_ADAPTER = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+# Where it lies: in a folder of peft's, in the result of a run, in a checkpoint of one.
+ADAPTER_PLACES = ("", "adapter", "engine/adapter")
 _PATH_BEGINNINGS = ("./", "../", "/", "~")
 
 
@@ -184,7 +186,7 @@ class MaterialReader:
         if name == "environment":
             check_environment(path, self._environment_params(train))
         if name == "adapter":
-            _check_adapter(path, model)
+            path = _checked_adapter(path, model)
         return InputFrom(path=str(path))
 
     def _environment_params(self, train: Train) -> dict[str, object]:
@@ -244,13 +246,16 @@ def _bundled(name: str) -> Path:
     return Path(str(resources.files("corral"))) / "engine" / "environments" / f"{name}.py"
 
 
-def _check_adapter(path: Path, model: ModelSource) -> None:
-    found = next((p for p in (path / _ADAPTER, path / "adapter" / _ADAPTER) if p.is_file()), None)
+def _checked_adapter(path: Path, model: ModelSource) -> Path:
+    """What is shipped of it: of a checkpoint the adapter alone, which is small beside the optimiser."""
+    places = (path / place for place in ADAPTER_PLACES)
+    found = next((place for place in places if (place / ADAPTER_CONFIG).is_file()), None)
     if found is None:
-        raise wrong_field("train.adapter", f"{printable(str(path))} holds no {_ADAPTER}")
-    base = _read_table("train.adapter", found).get("base_model_name_or_path")
+        raise wrong_field("train.adapter", f"{printable(str(path))} holds no {ADAPTER_CONFIG}")
+    base = _read_table("train.adapter", found / ADAPTER_CONFIG).get("base_model_name_or_path")
     if isinstance(base, str) and model.folder is None:
         check_same_model("train.adapter", made_for=base, model=model.ref)
+    return found if found == path / ADAPTER_PLACES[-1] else path
 
 
 def _folder_facts(ref: str, folder: Path) -> ModelFacts:

@@ -19,7 +19,7 @@ from corral.client.files.upload import upload
 from corral.client.files.walk import ListedFile, file_identity
 from corral.client.volumes.volumes import EMPTY, RemoteVolume, by_path
 from corral.domain.errors import FieldError, VolumeConflict
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.domain.volumes import merge
 from corral.files.untrusted import HeldFolder, open_folder
 

@@ -98,9 +98,11 @@ def accept(
         made = PoolParams(endpoint.id, pool, payload.format, payload.body or b"", now)
         size += len(made.params) if tx.endpoints.put_pool(made) else 0
     accepted = []
-    for new in calls:
+    # In order: calls of one request are ready at the same moment, and then go by their ids.
+    for call_id, new in zip(sorted(call.id for call in calls), calls, strict=True):
         ttl_s = CallOptions.read(new.options).ttl_s
         call = new._replace(
+            id=call_id,
             project=endpoint.project,
             endpoint_id=endpoint.id,
             depth=depth,

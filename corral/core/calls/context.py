@@ -11,7 +11,7 @@ from corral.core.endpoints.cache import EndpointCache
 from corral.core.endpoints.failed_starts import FailedStarts
 from corral.core.policy import ServerPolicy
 from corral.core.wakeups import Wakeups
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.ports.clock import Clock
 from corral.store.store import Store
 from corral.store.transaction import Tx

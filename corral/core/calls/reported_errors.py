@@ -9,7 +9,7 @@ from typing import Any
 from corral.core.secrets import hidden as without_secrets
 from corral.domain.canonical import canonical
 from corral.domain.error_records import cut_texts
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 
 # What people read. Secrets are taken out of it; any other text that holds one is left out as a whole, since
 # half of an encoded value is worth nothing.

@@ -24,7 +24,7 @@ from corral.domain.calls import (
 )
 from corral.domain.errors import BlobMissing, ProjectFull
 from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.store.transaction import Tx
 
 # A call that killed this many instances is not given to another.

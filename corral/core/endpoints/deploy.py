@@ -9,7 +9,15 @@ from typing import NamedTuple
 from corral.core.schedules.function_schedules import check as check_schedule
 from corral.core.schedules.function_schedules import keep as keep_schedule
 from corral.core.schedules.function_schedules import of_endpoint
-from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState, VersionSummary
+from corral.domain.endpoints import (
+    DRAFT,
+    LIVE,
+    Endpoint,
+    EndpointVersion,
+    VersionState,
+    VersionSummary,
+    prefixed,
+)
 from corral.domain.errors import Conflict, NotFound, found
 from corral.domain.ids import ArtifactId, CallId, Digest, EndpointId, RunId, new_endpoint_id
 from corral.store.transaction import Tx
@@ -127,6 +135,16 @@ def _app_of(tx: Tx, endpoint: Endpoint) -> str:
     spec = {} if version is None else json.loads(version.spec)
     entry = (spec.get("service") or {}).get("entry") or {}
     return str(entry.get("app") or endpoint.name.rpartition(".")[0])
+
+
+def siblings(tx: Tx, endpoint: Endpoint, name: str) -> list[str]:
+    """What another member of its app may be called, the nearest first.
+
+    Those of a running program stand beside each other, and those of a draft.
+    """
+    if endpoint.live:
+        return [prefixed(LIVE, name), name]
+    return [prefixed(DRAFT, name), name] if _app_of(tx, endpoint).startswith(DRAFT) else [name]
 
 
 def became_ready(tx: Tx, endpoint_id: EndpointId, number: int, *, now: float) -> None:

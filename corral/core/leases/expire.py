@@ -20,7 +20,6 @@ from corral.core.quotas import at_end_of_hours
 from corral.core.runs.dependencies import let_in, release, settle_more, settle_waiting, with_room
 from corral.core.runs.limits import force_stop, halt_over_hours, halt_over_wall, stop_stalled
 from corral.core.runs.retry import LONGEST_BACKOFF_S
-from corral.domain.errors import CorralError
 from corral.domain.ids import RunId
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.states import RunState
@@ -71,12 +70,19 @@ class Sweeper:
     # How far the look at those that wait has come.
     _run_seen: str = ""
     _group_seen: str = ""
+    # What went wrong with single items of this tick.
+    _failures: list[Exception] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.window = Window(self.clock, longest_gap_s=max(1.0, self.policy.lease_s / 2))
 
     async def sweep(self) -> None:
-        """One tick. What raises breaks the window; the caller logs it and goes on."""
+        """One tick. What raises breaks the window; the caller logs it and goes on.
+
+        An item that fails keeps neither the other items nor the other work of the tick from its turn: of them
+        the first failure is raised at the end.
+        """
+        self._failures = []
         try:
             new_window = self.window.tick()
             # Judged by the moment of the tick: should the commit hang or the machine sleep before the
@@ -109,11 +115,14 @@ class Sweeper:
             lambda tx: tx.runs.due_held(now, PAGE), lambda tx, run_id: release_held(tx, run_id, now=now)
         )
         await self._settle(now)
+        if self._failures:
+            raise self._failures[0]
 
     async def _settle(self, now: float) -> None:
         """What a transaction left over, and, a page at a time, whatever may have been missed."""
         while left_over := await self.store.read(lambda tx: tx.runs.unsettled(PAGE)):
-            await self._all(left_over, lambda tx, one: settle_more(tx, one[0], one[1], now=now))
+            if not await self._all(left_over, lambda tx, one: settle_more(tx, one[0], one[1], now=now)):
+                break
         waiting = await self.store.read(lambda tx: tx.runs.waiting(self._run_seen, PAGE))
         self._run_seen = waiting[-1].run_id if len(waiting) == PAGE else ""
         over = [one.run_id for one in waiting if one.is_over]
@@ -126,9 +135,10 @@ class Sweeper:
             gap_s = self.window.longest_gap_s
             return at_end_of_hours(tx, now=now, since=since, tick_s=gap_s, policy=self.policy)
 
-        for run_id in await self.store.read(find):
-            halt = partial(halt_over_hours, run_id=run_id, now=now, policy=self.policy)
-            await self.store.write(halt)
+        await self._all(
+            await self.store.read(find),
+            lambda tx, run_id: halt_over_hours(tx, run_id, now=now, policy=self.policy),
+        )
 
     def _tick(self, new_window: bool, tx: Tx) -> None:
         tx.loops.tick("sweeper", self.clock.now())
@@ -141,22 +151,23 @@ class Sweeper:
     async def _each(self, find: Callable[[Tx], list[Item]], act: Callable[[Tx, Item], None]) -> None:
         while True:
             items = await self.store.read(find)
-            await self._all(items, act)
-            if len(items) < PAGE:
+            # What failed would be found again at once: it waits for the next tick.
+            if not await self._all(items, act) or len(items) < PAGE:
                 return
 
-    async def _all(self, items: Sequence[Item], act: Callable[[Tx, Item], None]) -> None:
-        failures = [error for item in items if (error := await self._act(act, item)) is not None]
-        if failures:
-            raise failures[0]
+    async def _all(self, items: Sequence[Item], act: Callable[[Tx, Item], None]) -> bool:
+        """Whether none of them failed."""
+        before = len(self._failures)
+        for item in items:
+            try:
+                await self.store.write(_for(item, act))
+            except Exception as error:  # noqa: BLE001 - raised at the end of the tick
+                self._failures.append(error)
+        return len(self._failures) == before
 
-    async def _act(self, act: Callable[[Tx, Item], None], item: Item) -> CorralError | None:
-        """One that fails must not keep the others from their turn."""
-        try:
-            await self.store.write(lambda tx: act(tx, item))
-        except CorralError as error:
-            return error
-        return None
+
+def _for(item: Item, act: Callable[[Tx, Item], None]) -> Callable[[Tx], None]:
+    return lambda tx: act(tx, item)
 
 
 def release_held(tx: Tx, run_id: RunId, *, now: float) -> None:

@@ -35,11 +35,11 @@ from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
 from corral.domain.ids import ArtifactId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.domain.runs.runs import Rank, Run
 from corral.domain.runs.states import STOPPING, RankEvent, RankState, RunEvent, RunState
+from corral.domain.secrets.redact import SecretValues
 from corral.store.transaction import Tx
 
 _DETAIL_CHARS = 16_000

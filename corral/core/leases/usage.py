@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from corral.core.hosts.prices import with_cost
 from corral.core.queue.fair_share import Shares
-from corral.domain.leases import Lease
+from corral.domain.leases import MOST_RAN_S, Lease
 from corral.domain.quotas import UsageHours, by_month
 from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
@@ -46,7 +46,7 @@ def known_s(lease: Lease) -> float:
     """
     told = json.loads(lease.sample).get("ran_s")
     if isinstance(told, int | float):
-        return max(0.0, float(told))
+        return float(min(max(0.0, told), MOST_RAN_S))
     return max(0.0, (lease.beaten_at or lease.granted_at) - lease.granted_at)
 
 

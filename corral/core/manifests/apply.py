@@ -93,8 +93,10 @@ class Apply:
 
     def _numbered(self, made: ManifestPlan) -> list[ManifestChange]:
         """New runs get their ids first: one may wait for another that comes after it."""
+        # In order: what is queued at the same moment starts by its id.
+        ids = iter(sorted(new_run_id() for _ in made.changes))
         changes = [
-            change._replace(run_id=new_run_id()) if change.makes_a_run else change for change in made.changes
+            change._replace(run_id=next(ids)) if change.makes_a_run else change for change in made.changes
         ]
         now = {change.identity: change.run_id for change in changes if change.kind == "run"}
         for entry in self.wanted.entries.values():

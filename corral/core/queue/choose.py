@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from corral.core.policy import ServerPolicy
 from corral.core.queue.backfill import WaitingGang, begins_at
@@ -75,6 +75,7 @@ class Chooser:
     _tries: int = 0
     # How many leases the host's worker still asks for.
     _left: int = 1
+    _claimable: ClassVar[frozenset[RunState]] = frozenset({RunState.QUEUED})
     # The hosts that seem to have room; looked up for the first gang.
     _rooms: list[Room] | None = None
     # When the run that the host is reserved for could begin; worked out again when the host is given more.
@@ -119,7 +120,7 @@ class Chooser:
             # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
             if (
                 found is None
-                or found[0].state is not RunState.QUEUED
+                or found[0].state not in self._claimable
                 or (found[0].shape, found[0].priority) != candidate.lane[:2]
                 or found[0].ready_at != candidate.ready.ready_at
             ):

@@ -118,22 +118,30 @@ class Claim:
         chooser.free.slots += ask.lent_slots
         granting = Granting(tx, self.board, self.policy, host.id, ask.boot_id, ask.request_id, now)
         grants = self._taken_up(tx, held)
-        while (left := ask.max_leases - len(grants)) > 0 and (choice := chooser.next(left)) is not None:
+        most, asked_at = self._last_ask()
+        while (left := most - len(grants)) > 0 and (choice := chooser.next(left)) is not None:
             for lease, run in _made(granting, choice):
                 chooser.granted(lease, self.board.shapes.get(tx, run.shape))
                 if lease.host_id == host.id:
                     grants.append(self._grant(tx, lease, run, choice.spec))
-        if ask.only is None:
-            left = ask.max_leases - len(grants)
+        # One that asks for nothing reports news, and says nothing of its room.
+        if ask.only is None and ask.max_leases:
+            left = most - len(grants)
             if left > 0 and self.board.growth:
                 grants += [self._grant(tx, *grown) for grown in Grower(granting, chooser).grow(left)]
-            room = Room(host, chooser.free, ask.max_leases - len(grants), now, ask.asked_at)
-            self.board.rooms.saw(room, len(grants))
+            self.board.rooms.saw(Room(host, chooser.free, most - len(grants), now, asked_at))
         return grants
+
+    def _last_ask(self) -> tuple[int, float]:
+        """How many leases the worker asks for, and since when."""
+        ask = self.ask
+        if ask.only is not None or not ask.max_leases:
+            return ask.max_leases, ask.asked_at
+        return self.board.rooms.last_ask(ask.host_id, ask.max_leases, ask.asked_at)
 
     def _taken_up(self, tx: Tx, held: list[LeaseHolding]) -> list[Grant]:
         """What was assigned to the host while its claim waited, which may have asked for less than that."""
-        if self.ask.only is not None or not self.ask.max_leases:
+        if not self.ask.max_leases:
             return []
         assigned = [item.lease_id for item in held if item.request_id == ASSIGNED]
         for lease_id in assigned:

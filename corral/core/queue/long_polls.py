@@ -98,11 +98,16 @@ class LongPolls:
         return True
 
     def saw(self, waiter: LongPoll, host: Host | None, free: HostCapacity | None) -> None:
-        """The poll has looked at the queue: remember what its host has left."""
-        waiter.host, waiter.free = host, free
-        if waiter.place is not None:
-            self.leave(waiter)
-            self._to_the_end(waiter)
+        """The poll has looked at the queue: remember what its host has left.
+
+        Another poll of that host that waits knows it too: it may have looked when the host had less.
+        """
+        looked = {waiter} if host is None or free is None else {waiter, *self._of_host.get(host.id, ())}
+        for one in looked:
+            one.host, one.free = host, free
+            if one.place is not None:
+                self.leave(one)
+                self._to_the_end(one)
 
     def leave(self, waiter: LongPoll) -> None:
         if waiter.place is not None:

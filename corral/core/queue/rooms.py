@@ -36,12 +36,20 @@ class Rooms:
         self._rooms: dict[HostId, Room] = {}
         self._lock = threading.Lock()
 
-    def saw(self, room: Room, granted: int = 0) -> None:
-        """A claim has looked, and was granted so many. One that asked earlier knows less of its worker."""
+    def last_ask(self, host_id: HostId, most: int, asked_at: float) -> tuple[int, float]:
+        """What the host's worker asked for last, and when, for a claim that asked for `most`.
+
+        A claim that waits may be out of date: its worker has asked again when more became free.
+        """
         with self._lock:
-            known = self._rooms.get(room.host.id)
-            if known is not None and known.asked_at > room.asked_at:
-                room = room._replace(most=known.most - granted, asked_at=known.asked_at)
+            known = self._rooms.get(host_id)
+        if known is None or known.asked_at <= asked_at:
+            return most, asked_at
+        return known.most, known.asked_at
+
+    def saw(self, room: Room) -> None:
+        """A claim has looked."""
+        with self._lock:
             if room.most > 0 and room.free.slots > 0:
                 self._rooms[room.host.id] = room
             else:

@@ -132,9 +132,12 @@ def _counts(result: RunResult, metric: str) -> bool:
 def _spread(values: Sequence[float]) -> MetricSpread | None:
     if not values:
         return None
-    return MetricSpread(
-        len(values), statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-    )
+    try:
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        return MetricSpread(len(values), statistics.fmean(values), spread)
+    except OverflowError:
+        # Each of them is a number, and their sum is none. The runs themselves still say what they measured.
+        return None
 
 
 def _with_best(variants: Sequence[Variant]) -> Iterator[Variant]:
@@ -160,7 +163,7 @@ def _with_best(variants: Sequence[Variant]) -> Iterator[Variant]:
 def _place(variant: Variant) -> tuple[object, ...]:
     """By name, then by what they were given: numbers by their size and before text."""
     own = [
-        (name, isinstance(value, str), 0.0 if isinstance(value, str) else float(value), str(value))
+        (name, isinstance(value, str), 0 if isinstance(value, str) else value, str(value))
         for name, value in variant.params.items()
     ]
     return variant.name or "", own

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
+from corral.core.placements.executors import unknown_executors
 from corral.core.quotas import no_room
 from corral.core.runs.dependencies import first_wait, settle_waiting
 from corral.core.runs.needs import RunNeeds, not_there
@@ -75,7 +76,8 @@ def submit(
     limit = [] if max_running is None else [max_running]
     project = runs[0].run.project
     body = digest_of([new.spec for new in runs] + [group, *limit])
-    ids = tuple(new_run_id() for _ in runs)
+    # In order: what is queued at the same moment starts by its id.
+    ids = tuple(sorted(new_run_id() for _ in runs))
     links, missing = _links(tx, ids, runs)
     for index, new in enumerate(runs):
         missing += new.needs.missing(tx, project, prefix_of(index, runs))
@@ -120,7 +122,10 @@ def _cannot_start(tx: Tx, runs: Sequence[NewRun]) -> CorralError | None:
     """The first gang that is too large for all hosts together; alike ones are looked at once."""
     first = {new.requirements: index for index, new in reversed([*enumerate(runs)])}
     for need, index in first.items():
-        refused = too_many_ranks(tx, runs[index].run, need, prefix=prefix_of(index, runs))
+        prefix = prefix_of(index, runs)
+        refused = unknown_executors(tx, need, prefix=prefix) or too_many_ranks(
+            tx, runs[index].run, need, prefix=prefix
+        )
         if refused is not None:
             return refused
     return None

@@ -19,7 +19,8 @@ _TOLD = 5
 
 def too_many_ranks(tx: Tx, run: Run, need: Requirements, *, prefix: str = "") -> InvalidInput | None:
     """Counted by what hosts have in all, whether they are busy or away; None where none has joined yet."""
-    if not need.is_gang:
+    # What a cluster could hold, it says itself when it is asked.
+    if not need.is_gang or need.executors:
         return None
     hosts = [host for host in tx.hosts.page(None, _HOSTS) if host.capability is not None]
     hosts = sorted((host for host in hosts if host.revoked_at is None), key=lambda host: host.name)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 
+from corral.core.secrets import SecretRedactor
 from corral.core.webhooks.manage import key_context, url_context
 from corral.core.webhooks.notices import gather
 from corral.domain.ids import WebhookId
@@ -28,18 +29,28 @@ _FORGET_AT_ONCE = 1000
 class Notifier:
     def __init__(self, store: Store, cipher: Cipher, clock: Clock, sender: WebhookSender) -> None:
         self._store, self._cipher, self._clock, self._sender = store, cipher, clock, sender
+        self._redactor = SecretRedactor(cipher)
         self._free = asyncio.Semaphore(AT_ONCE)
         self._draining: dict[WebhookId, asyncio.Task[None]] = {}
 
     async def tick(self) -> None:
-        """Turn new events into deliveries, and see to it that those that are due are being sent."""
+        """Turn new events into deliveries, and see to it that those that are due are being sent.
+
+        A webhook that fails keeps no other from its turn; the first failure is raised at the end.
+        """
+        failures: list[Exception] = []
         for hook in await self._store.read(lambda tx: tx.webhooks.all()):
             if hook.paused:
                 continue
-            await self._gather(hook)
+            try:
+                await self._gather(hook)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
             running = self._draining.get(hook.id)
             if running is None or running.done():
                 self._draining[hook.id] = asyncio.create_task(self._drain(hook.id))
+        if failures:
+            raise failures[0]
 
     async def forget(self) -> int:
         now = self._clock.now()
@@ -76,7 +87,7 @@ class Notifier:
 
     async def _gather_page(self, webhook_id: WebhookId) -> bool:
         now = self._clock.now()
-        return await self._store.write(lambda tx: gather(tx, webhook_id, self._cipher, now=now))
+        return await self._store.write(lambda tx: gather(tx, webhook_id, self._redactor, now=now))
 
     async def _drain(self, webhook_id: WebhookId) -> None:
         try:

@@ -11,10 +11,10 @@ from corral.core.webhooks.slack import slack_message
 from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.canonical import canonical
 from corral.domain.ids import DeliveryId, WebhookId, new_delivery_id
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import HINTS
 from corral.domain.runs.runs import Event, Run
 from corral.domain.runs.states import FINAL
+from corral.domain.secrets.redact import SecretValues
 from corral.domain.webhooks.deliveries import (
     TEST,
     Delivery,
@@ -25,7 +25,6 @@ from corral.domain.webhooks.deliveries import (
     type_of,
     wants,
 )
-from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx
 
 VERSION = 1
@@ -46,7 +45,7 @@ _CALL_FIELDS = (
 )
 
 
-def gather(tx: Tx, webhook_id: WebhookId, cipher: Cipher, *, now: float) -> bool:
+def gather(tx: Tx, webhook_id: WebhookId, redactor: secrets.SecretRedactor, *, now: float) -> bool:
     """Make deliveries of the next events and move the cursor, in one transaction. True if there is more."""
     hook = tx.webhooks.get(webhook_id)
     if hook is None or hook.paused or tx.webhooks.waiting(hook.id, MOST_WAITING) >= MOST_WAITING:
@@ -54,7 +53,7 @@ def gather(tx: Tx, webhook_id: WebhookId, cipher: Cipher, *, now: float) -> bool
     events, after = tx.events.feed(hook.cursor, PAGE)
     if not events or not tx.webhooks.advance(hook.id, before=hook.cursor, after=after):
         return False
-    notices = _Notices(tx, cipher)
+    notices = _Notices(tx, redactor)
     for event, kind in _wanted(hook, events):
         run = tx.runs.get(event.run_id)
         if run is not None and hook.project in (None, run.project):
@@ -101,15 +100,15 @@ def keep(tx: Tx, hook: Webhook, kind: str, notice: dict[str, Any], *, next_at: f
 class _Notices:
     """What is looked up once for a page of events: secrets of projects, names of hosts and groups."""
 
-    def __init__(self, tx: Tx, cipher: Cipher) -> None:
+    def __init__(self, tx: Tx, redactor: secrets.SecretRedactor) -> None:
         self._tx = tx
-        self._cipher = cipher
-        self._secrets: dict[str, SecretValues] = {}
+        self._redactor = redactor
+        self._secrets: dict[str, SecretValues | None] = {}
 
     def of_run(self, kind: str, event: Event, run: Run) -> dict[str, Any]:
         """Redacted as it is made: what is stored and sent never held a secret."""
         if run.project not in self._secrets:
-            self._secrets[run.project] = secrets.of_project(self._tx, self._cipher, run.project)
+            self._secrets[run.project] = self._redactor.of(self._tx, run.project)
         notice = {
             "version": VERSION,
             "type": kind,
@@ -118,7 +117,8 @@ class _Notices:
             "event": {"type": event.type, "actor": self._actor(event.actor), "data": json.loads(event.data)},
             "run": self._run(run),
         }
-        redacted: dict[str, Any] = secrets.hidden(notice, self._secrets[run.project])
+        values = self._secrets[run.project]
+        redacted: dict[str, Any] = notice if values is None else secrets.hidden(notice, values)
         return redacted
 
     def _actor(self, actor: str) -> str:

@@ -70,6 +70,10 @@ class Capability:
     address: str | None = None
 
 
+# Hosts that have joined stand in a list of executors under either name: they take runs by themselves.
+OWN_HOSTS = frozenset({"fleet", "local"})
+
+
 @dataclass(frozen=True)
 class Requirements:
     """What one rank of a run needs. `gpu` names models; any of them will do.
@@ -77,7 +81,8 @@ class Requirements:
     `engine` asks for a host whose own Python can train. `prefer` "cuda" would like one GPU and can do
     without: hosts that have a fitting one may refuse first, for `prefer_for_s` from when it became ready.
     With `share_gpu` it holds only `min_vram_bytes` of each GPU. `ranks` start together or not at all, and
-    there may be `most_ranks` of them. `kind` to `secrets` are what policies look at.
+    there may be `most_ranks` of them. `executors` may bring up workers for it, in this order; none is any
+    host that has joined. `kind` to `secrets` are what policies look at.
     """
 
     gpus: int = 0
@@ -102,6 +107,12 @@ class Requirements:
     secrets: bool = False
     ranks: int = 1
     most_ranks: int = 1
+    executors: tuple[str, ...] = ()
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether executors bring up its workers, and no host that has joined may take it."""
+        return bool(self.executors) and not OWN_HOSTS & set(self.executors)
 
     @property
     def is_gang(self) -> bool:
@@ -182,6 +193,8 @@ def preferred(need: Requirements, have: Capability) -> bool:
 
 def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list[str]:
     found: list[str] = []
+    if need.is_placed:
+        found.append(f"the run is for the executors {', '.join(need.executors)}")
     if need.hosts and host not in need.hosts and have.hostname not in need.hosts:
         found.append(f"host is {host}; the run allows only {', '.join(need.hosts)}")
     if need.os and need.os != have.os:

@@ -42,5 +42,6 @@ HINTS: Mapping[Reason, str] = {
     Reason.ENVIRONMENT: "Correct `[environment]` in the run file; the installer's words are in the log.",
     Reason.UNKNOWN: "The cause is not known; read `corral logs {run}` and `corral events {run}`.",
     Reason.MONEY_LIMIT: "See `corral usage`; an operator raises the limit with `corral quotas set`.",
-    Reason.WALL_LIMIT: "Raise `wall_limit` in the run file and submit it again.",
+    Reason.WALL_LIMIT: "Raise `wall_limit` in the run file and submit it again; "
+    "training goes on from the last checkpoint with `--set train.adapter={run}`.",
 }

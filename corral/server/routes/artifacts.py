@@ -15,7 +15,7 @@ from corral.core.storage.blobs import readable_by_lease
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import ArtifactId
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.domain.tokens import Token
 from corral.server.auth import Anyone, ArtifactPath, Caller, Project, User
 from corral.server.bulk_reads import CallerGone, FileCheck
@@ -56,14 +56,15 @@ async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -
     text = "\n".join([*(file.path for file in what.files), what.meta])
 
     def unit(tx: Tx) -> tuple[SecretValues, list[ArtifactFile]] | None:
-        secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
+        secrets.refuse_exposed(tx, svc.redactor, project, text, what="the manifest")
         known = tx.artifacts.by_digest(project, what.kind, listing_digest(what.files))
-        if known is not None or not tx.secrets.of_project(project):
+        values = svc.redactor.of(tx, project)
+        if known is not None or values is None:
             return None
         # Only what the project has: that a stranger's file holds a secret is not ours to tell.
         have = tx.blobs.present(project, [file.digest for file in what.files])
         distinct = {file.digest: file for file in what.files if file.digest in have}
-        return secrets.of_project(tx, svc.cipher, project), list(distinct.values())
+        return values, list(distinct.values())
 
     search = await svc.store.read(unit)
     if search is not None:

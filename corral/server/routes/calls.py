@@ -15,6 +15,7 @@ from corral.core.calls.exchange import InstanceReport
 from corral.core.calls.retry import retry
 from corral.core.calls.transitions import cancel
 from corral.core.calls.why_waiting import why_waiting
+from corral.core.endpoints.deploy import siblings
 from corral.core.leases.fence import fence
 from corral.core.queue.nowhere import why_nowhere
 from corral.core.storage.blobs import check_of_lease
@@ -382,8 +383,9 @@ def _own_run(tx: Tx, key: LeaseKey, svc: Services) -> tuple[Run, Endpoint]:
 
 
 def _sibling(tx: Tx, own: Endpoint, name: str, svc: Services) -> wire.NestedAnswer:
-    """Another member of the app: of the running program if this one is live, else of the deployed app."""
-    for candidate in [f"live.{name}", name] if own.live else [name]:
+    """Another member of the app: of the running program if this one is live, of the draft if it is one, else
+    of the deployed app."""
+    for candidate in siblings(tx, own, name):
         found = tx.endpoints.by_name(own.project, candidate)
         if found is not None and found.current:
             tables = svc.calls.endpoints.functions(tx, found.id, found.current)

@@ -51,7 +51,7 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
     new = await svc.in_thread(lambda: _new_version(body))
 
     def unit(tx: Tx) -> tuple[Endpoint, int]:
-        secrets.refuse_exposed(tx, svc.cipher, body.project, new.spec, what="the endpoint")
+        secrets.refuse_exposed(tx, svc.redactor, body.project, new.spec, what="the endpoint")
         now = svc.clock.now()
         endpoint, version = core.deploy(tx, new, principal=caller.actor, now=now)
         if not body.live:

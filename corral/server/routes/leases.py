@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from corral.core import logs, secrets
 from corral.core.artifacts import FileManifest, commit_from_lease
@@ -16,7 +15,6 @@ from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
 from corral.core.log_redaction import RecordRedactor
 from corral.core.queue.claim import ClaimTerms
 from corral.core.runs.more_memory import MemoryShortage
-from corral.core.storage.objects import list_objects, put_object, read_object
 from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
@@ -24,12 +22,10 @@ from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.hosts.capability import RamNow
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
+from corral.domain.secrets.redact import SecretValues
 from corral.server.auth import Claimant, Claiming, OwnHost, OwnLease
 from corral.server.errors import body_of
-from corral.server.openapi import RAW_ANSWER, RAW_BODY
-from corral.server.pages import Limit, next_page
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
 from corral.store.store import write_together
@@ -40,8 +36,6 @@ from corral.wire.logs import EventAnswer, EventBatch
 from corral.wire.secrets import SecretsAnswer
 
 router = APIRouter(prefix="/v1", tags=["worker"])
-Etag = Annotated[str | None, Header()]
-ObjectKey = Annotated[str, Query(max_length=512)]
 LeaseEnd = wire.FinishRequest | wire.FailRequest | wire.StoppedRequest
 
 
@@ -258,41 +252,3 @@ async def stopped(key: OwnLease, body: wire.StoppedRequest, svc: Svc) -> wire.Ou
 
 async def _end(key: LeaseKey, end: LeaseEnd, svc: Services) -> wire.OutcomeAnswer:
     return wire.OutcomeAnswer(**(await svc.store.write(_unit(key, end, svc)))._asdict())
-
-
-@router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)
-async def write_object(
-    lease: OwnLease, key: str, svc: Svc, request: Request, if_match: Etag = None, if_none_match: Etag = None
-) -> wire.ObjectAnswer:
-    """A small named object of the run; `If-None-Match: *` creates, `If-Match: ETAG` replaces that version."""
-    body = await request.body()
-
-    def unit(tx: Tx) -> str:
-        when, now = {"if_match": if_match, "if_none_match": if_none_match}, svc.clock.now()
-        return put_object(tx, lease, key, body, **when, now=now, policy=svc.policy)
-
-    return wire.ObjectAnswer(key=key, etag=await svc.store.write(unit))
-
-
-@router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
-async def get_object(lease: OwnLease, key: str, svc: Svc) -> Response:
-    """Read a small named object of the run; its version is in `ETag`."""
-    found = await svc.store.write(
-        lambda tx: read_object(tx, lease, key, now=svc.clock.now(), policy=svc.policy)
-    )
-    return Response(found.body, media_type="application/octet-stream", headers={"ETag": found.etag})
-
-
-@router.get("/leases/{lease_id}/objects")
-async def get_objects(
-    lease: OwnLease, svc: Svc, prefix: ObjectKey = "", after: ObjectKey = "", limit: Limit = 1000
-) -> wire.ObjectList:
-    """List the small named objects of the run."""
-
-    def unit(tx: Tx) -> list[str]:
-        now = svc.clock.now()
-        return list_objects(tx, lease, prefix, after=after, limit=limit, now=now, policy=svc.policy)
-
-    # A fenced read may take a lease up again, which is a write.
-    keys = await svc.store.write(unit)
-    return wire.ObjectList(keys=keys, next=next_page(keys, limit, str))

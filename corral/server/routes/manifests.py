@@ -46,7 +46,7 @@ async def apply_manifest(body: wire.ApplyRequest, caller: Operator, svc: Svc) ->
     refuse_models(list(asked.fresh.values()), svc.policy.models)
 
     def look(tx: Tx) -> ManifestPlan:
-        secrets.refuse_exposed(tx, svc.cipher, body.project, asked.text(), what="the manifest")
+        secrets.refuse_exposed(tx, svc.redactor, body.project, asked.text(), what="the manifest")
         return plan(tx, asked.wanted, asked.fresh)
 
     made = await svc.store.read(look)

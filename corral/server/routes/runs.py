@@ -10,6 +10,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import secrets
+from corral.core.placements.executors import unknown_executors
+from corral.core.placements.why import placement_notes, placement_summary
 from corral.core.policy import ServerPolicy
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
 from corral.core.queue.why_gang import gang_notes, gang_summary
@@ -43,7 +45,7 @@ from corral.server.pages import (
     parse_time_cursor,
 )
 from corral.server.services import Services, Svc
-from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
+from corral.server.views import NameLookup, artifact_view, host_verdict, run_detail, run_view
 from corral.store.store import write_together
 from corral.store.transaction import Tx
 from corral.wire import runs as wire
@@ -77,13 +79,16 @@ async def submit_or_try(
     caller.check_one_project([spec.project for spec in body.runs], of="submission")
     build = partial(_new_runs, body.runs, svc.policy)
     runs = await svc.in_thread(build) if body_bytes > SMALL_BYTES else build()
+    for need in {run.requirements for run in runs}:
+        if (refused := await svc.placer.refusals(need)) is not None:
+            raise refused
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:
         return await svc.store.read(lambda tx: _dry_run(tx, svc, runs[0], text))
 
     def unit(tx: Tx) -> SubmitResult:
-        secrets.refuse_exposed(tx, svc.cipher, runs[0].run.project, text, what="the run")
+        secrets.refuse_exposed(tx, svc.redactor, runs[0].run.project, text, what="the run")
         return submit(
             tx,
             runs,
@@ -108,13 +113,13 @@ def _new_runs(specs: Sequence[RunSpec], policy: ServerPolicy) -> list[NewRun]:
 
 def _dry_run(tx: Tx, svc: Services, new: NewRun, text: str) -> wire.SubmitAnswer:
     run, need = new.run, new.requirements
-    secrets.refuse_exposed(tx, svc.cipher, run.project, text, what="the run")
-    if (refused := too_many_ranks(tx, run, need)) is not None:
+    secrets.refuse_exposed(tx, svc.redactor, run.project, text, what="the run")
+    if (refused := unknown_executors(tx, need) or too_many_ranks(tx, run, need)) is not None:
         raise refused
     asked = WhyQuestion(need, run.project, run.name)
     now, board = svc.clock.now(), svc.board
     found = standings(tx, asked, now=now, policy=svc.policy, shapes=board.shapes, roster=board.roster)
-    return wire.SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
+    return wire.SubmitAnswer(ids=[], hosts=[host_verdict(s) for s in found])
 
 
 @router.get("/runs", response_model=wire.RunPage)
@@ -343,21 +348,27 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
     def unit(tx: Tx) -> str:
         found = read_run(tx, find_run(tx, run, caller))
         now = svc.clock.now()
-        asked = WhyQuestion(svc.board.shapes.get(tx, found.shape), found.project, found.name, found)
+        need = svc.board.shapes.get(tx, found.shape)
+        asked = WhyQuestion(need, found.project, found.name, found)
         hosts = standings(
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
         told = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
         if held_back is None:
-            told = gang_summary(tx, svc.board, found, hosts) or told
+            placed = placement_summary(tx, found, need, now=now)
+            told = placed or gang_summary(tx, svc.board, found, hosts) or told
         notes = queue_notes(tx, svc.board, found, now=now, policy=svc.policy, told=told)
         answer = wire.WhyAnswer(
             run_id=found.id,
             state=found.state,
             summary=told,
-            hosts=[placement(s) for s in hosts],
-            queue=[*notes, *gang_notes(tx, svc.board, found, now=now, policy=svc.policy)],
+            hosts=[host_verdict(s) for s in hosts],
+            queue=[
+                *notes,
+                *gang_notes(tx, svc.board, found, now=now, policy=svc.policy),
+                *placement_notes(tx, found, need, policy=svc.policy),
+            ],
         )
         # Rendered here and not in the event loop: with a thousand hosts it is long.
         return answer.model_dump_json()
@@ -377,7 +388,7 @@ async def cancel_run(run: str, body: wire.CancelRequest, caller: User, svc: Svc)
 
 
 def _cancel(tx: Tx, run: Run, reason: str, caller: Caller, svc: Services) -> Run:
-    secrets.refuse_exposed(tx, svc.cipher, run.project, reason, what="the reason")
+    secrets.refuse_exposed(tx, svc.redactor, run.project, reason, what="the reason")
     return cancel(tx, run.id, reason=reason, actor=caller.actor, now=svc.clock.now(), policy=svc.policy)
 
 

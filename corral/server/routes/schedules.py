@@ -48,7 +48,7 @@ async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> Schedul
     def unit(tx: Tx) -> ScheduleView:
         by = caller.by(svc.clock)
         made = _schedule(body, stored, by)
-        secrets.refuse_exposed(tx, svc.cipher, made.project, stored + body.name, what="the schedule")
+        secrets.refuse_exposed(tx, svc.redactor, made.project, stored + body.name, what="the schedule")
         return _view(put(tx, made, order, by=by))
 
     return await svc.store.write(unit)

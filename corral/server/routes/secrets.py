@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from corral.core import secrets as core
-from corral.domain.secrets import Secret
+from corral.domain.secrets.secrets import Secret
 from corral.server.auth import Project, User
 from corral.server.services import Svc
 from corral.wire.secrets import SecretPage, SecretValue, SecretView

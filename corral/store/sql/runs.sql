@@ -271,6 +271,9 @@ DELETE FROM events WHERE run_id = :run_id /*sqlite AND seq < (SELECT MAX(seq) FR
 -- name: run_delete_objects
 DELETE FROM objects WHERE run_id = :run_id;
 
+-- name: run_delete_object_counts
+DELETE FROM object_counts WHERE run_id = :run_id;
+
 -- name: run_delete_run_inputs
 DELETE FROM run_inputs WHERE run_id = :run_id;
 

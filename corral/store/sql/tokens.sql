@@ -20,6 +20,9 @@ SELECT <t.token> FROM tokens AS t LEFT JOIN runs AS r ON r.id = t.run_id
 WHERE t.run_id IS NOT NULL AND t.revoked_at IS NULL AND (r.id IS NULL OR r.ended_at < :before)
 ORDER BY t.id LIMIT :limit;
 
+-- name: token_of_run
+SELECT <token> FROM tokens WHERE run_id = :run_id AND scope = 'run' AND revoked_at IS NULL ORDER BY name, id;
+
 -- name: token_of_endpoint
 SELECT <token> FROM tokens WHERE endpoint_id = :endpoint_id AND revoked_at IS NULL ORDER BY id;
 

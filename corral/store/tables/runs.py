@@ -19,7 +19,8 @@ from corral.store.table import Table, given
 from corral.store.tables.groups import MAX_FOUND
 
 _TABLES_OF_A_RUN = (
-    *("run_specs", "attempts", "ranks", "leases", "events", "objects", "run_inputs", "parents"),
+    *("run_specs", "attempts", "ranks", "leases", "events", "objects", "object_counts"),
+    *("run_inputs", "parents"),
     # Its segments stay until their files are deleted.
     *("unsettled", "logs", "runs"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.domain.secrets import Secret
+from corral.domain.secrets.secrets import Secret
 from corral.store.rows import SECRET
 from corral.store.table import Table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.domain.ids import EndpointId, HostId, TokenId
+from corral.domain.ids import EndpointId, HostId, RunId, TokenId
 from corral.domain.tokens import Token
 from corral.store.rows import TOKEN
 from corral.store.table import Table
@@ -28,6 +28,10 @@ class SqlTokens(Table):
     def of_ended_runs(self, before: float, limit: int) -> list[Token]:
         """Tokens for one run each that has ended before then, or is gone."""
         return self._all(TOKEN, "token_of_ended_runs", before=before, limit=limit)
+
+    def of_run(self, run_id: RunId) -> list[Token]:
+        """The tokens of its own workers that are not revoked, in the order of their names."""
+        return self._all(TOKEN, "token_of_run", run_id=run_id)
 
     def of_endpoint(self, endpoint_id: EndpointId) -> list[Token]:
         """The endpoint's own tokens that are not revoked."""

@@ -23,7 +23,7 @@ WORK = (
     *("after", "replicas"),
 )
 POLICY = (
-    *("labels", "priority", "preemptible", "resources", "retries", "keep"),
+    *("labels", "priority", "preemptible", "resources", "placement", "retries", "keep"),
     *("wall_limit", "stall_limit", "grace"),
 )
 # Where it is kept and what it is called; `code` and `inputs` are known by their digests.

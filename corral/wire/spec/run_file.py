@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import is_name
-from corral.domain.secrets import refusal, secret_names
+from corral.domain.secrets.secrets import refusal, secret_names
 from corral.durations import LEAST_S
 from corral.recipes import models
 from corral.recipes.train import to_table
@@ -23,6 +23,7 @@ from corral.wire.spec.tables import (
     Input,
     Keep,
     Parents,
+    PlacementTable,
     PythonVersion,
     Replicas,
     ReplicasText,
@@ -46,6 +47,7 @@ Scalar = bool | int | float | str
 Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
 _RESOURCES, _RETRIES, _KEEP, _ALONE = Resources(), RetryBudgets(), Keep(), Replicas()
+_ANYWHERE = PlacementTable()
 INSTANCE = "is made by a deploy: `corral fn deploy app.py`"
 
 
@@ -97,6 +99,9 @@ class _RunFields(Exact):
             "How many ranks, each with `[resources]`: a number, all of which start and end together; or "
             "`{ min = 2, max = 8 }` for work that goes on while `min` of them run."
         ),
+    )
+    placement: PlacementTable = Field(
+        default_factory=lambda: _ANYWHERE, description="Which executors may bring up workers for it."
     )
     retries: RetryBudgets = Field(
         default_factory=lambda: _RETRIES, description="How often it is tried again, by cause."
@@ -547,6 +552,7 @@ class RunSpec(_ResolvedRun):
             secrets=bool(self.secrets),
             ranks=self.replicas.min,
             most_ranks=self.replicas.max,
+            executors=tuple(self.placement.executors),
         )
 
 

@@ -56,6 +56,25 @@ def _ranks(value: object) -> object:
 ReplicasText = Annotated[Replicas, BeforeValidator(_ranks, json_schema_input_type=int | Replicas)]
 
 
+class PlacementTable(Exact):
+    """Where workers may be brought up for the run. Without it, on hosts that have joined."""
+
+    executors: list[Name] = Field(
+        default=[],
+        max_length=16,
+        description=(
+            "Names of executors, tried in this order; `fleet` stands for the hosts that have joined. An"
+            " operator adds executors with `corral executors add`."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> PlacementTable:
+        if len(set(self.executors)) < len(self.executors):
+            raise ValueError("has an executor twice; name each once, in the order to try them")
+        return self
+
+
 class Resources(Exact):
     """What one rank needs. Sizes as `"24GiB"`; `gpu` names models, any of which will do."""
 

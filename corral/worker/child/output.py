@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from corral.domain.redact import SecretValues, StreamRedactor
+from corral.domain.secrets.redact import SecretValues, StreamRedactor
 from corral.worker.child.plain_process import read_output
 from corral.worker.report.recorder import RECORD_COST_BYTES, Recorder, Stream
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from corral.wire.leases import LeaseView
 from corral.worker.child.command import DATA_DIR_VARIABLE, LEASE_VARIABLE
+from corral.worker.child.rank_socket import IS_SUPPORTED, SOCKET_VARIABLE
 from corral.worker.host.address import LOOPBACK
 from corral.worker.prepare.environments import activate_env
 from corral.worker.prepare.workspace import Workspace
@@ -120,6 +121,8 @@ def child_environment(
         "CORRAL_CHECKPOINT_DIR": str(workspace.checkpoints),
         "CORRAL_EVENTS": str(workspace.events),
     }
+    if IS_SUPPORTED and lease.spec.service is None:
+        env[SOCKET_VARIABLE] = str(workspace.rank_socket)
     if lease.gpu_bytes is not None:
         env["CORRAL_GPU_MEMORY_BYTES"] = str(lease.gpu_bytes)
     if lease.resume is not None:

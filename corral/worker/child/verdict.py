@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from corral.domain.redact import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.leases import FailRequest, FinishRequest, MemoryReport, StoppedRequest
 from corral.worker.child.command import KILLED, Exit
 from corral.worker.lease import StopOrder

@@ -22,6 +22,9 @@ PR_SET_NO_NEW_PRIVS = 38
 OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
 OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+# By machine, as `uname` names it.
+KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
+KEYCTL_JOIN_SESSION_KEYRING = 1
 # Flags of a mount that a user namespace must not take away; all but one have the same number in both calls.
 _KEPT = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: MS_RELATIME}
 _COVER = "mode=0755,size=256m"
@@ -53,8 +56,20 @@ def enter(view: tuple[list[str], list[tuple[str, bool]], bool]) -> None:
         # Root keeps its powers when it executes a program. In a namespace below the one in which the covers
         # were made, they do not reach to the covers.
         _unshare_mapped(libc)
+    _leave_keys(libc)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise _failure("that it gains no rights")
+
+
+def _leave_keys(libc: ctypes.CDLL) -> None:
+    """A keyring of its own: that of the worker's session has tickets and keys of whoever started it, and all
+    runs would share it."""
+    number = KEYCTL.get(os.uname().machine)
+    if number is None or libc.syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None) >= 0:
+        return
+    # A kernel without keys, or a container whose rules refuse all that has to do with them.
+    if ctypes.get_errno() not in {errno.ENOSYS, errno.EPERM, errno.EACCES}:
+        raise _failure("a keyring of its own")
 
 
 def _has_tree_calls(libc: ctypes.CDLL) -> bool:

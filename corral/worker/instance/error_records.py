@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from corral.domain.error_records import WORKER_SPARE_CHARS, cut_texts
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 
 
 def reported(error: dict[str, Any], secrets: SecretValues) -> dict[str, Any]:

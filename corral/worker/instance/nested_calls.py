@@ -10,7 +10,7 @@ from typing import Any
 
 from corral.client.http.outage import PATIENCE_S, is_away
 from corral.domain.errors import CorralError
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.calls import NestedAnswer, NestedRequest
 from corral.worker.instance.lent_slot import LentSlot
 from corral.worker.instance.payloads import InstancePayloads

@@ -16,7 +16,7 @@ import cloudpickle
 
 import corral
 from corral.domain.errors import CorralError, TooLarge
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.worker.instance.calls import InstanceCalls
 from corral.worker.instance.channel import InstanceChannel
 from corral.worker.instance.error_records import reported

@@ -16,9 +16,9 @@ from corral.domain.calls import PREPARING
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import ENGINE_PACKAGES
 from corral.domain.paths import printable
-from corral.domain.pins import check_pins
-from corral.domain.redact import SecretValues
+from corral.domain.runs.pins import check_pins
 from corral.domain.runs.reasons import Reason
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.spec.run_file import render_argv
 from corral.worker.child.command import Command, View
 from corral.worker.child.variables import child_environment, rank_environment

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from corral.client.corral import Corral
-from corral.domain.errors import NotFound
+from corral.domain.errors import NoObject
 from corral.wire.leases import LeaseView
 from corral.worker.lease import LeaseSession
 from corral.worker.server_link import WaitAbandoned
@@ -17,7 +17,8 @@ from corral.worker.server_link import WaitAbandoned
 # Below what systems give out to those that do not care which port they have.
 PORTS = range(20_000, 32_000)
 _TRIES = 200
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+# How long the server may wait with its answer; an order to stop is seen after that.
+_WAIT_S = 2.0
 
 
 @dataclass
@@ -61,13 +62,10 @@ def master_port(session: LeaseSession, ports: MasterPorts) -> int:
         said = str(port).encode()
         session.keep_trying(lambda corral: corral.leases.put_object(lease.id, lease.epoch, key, said))
         return port
-    pause_s = _FIRST_PAUSE_S
     while not session.control.stopping:
         said = session.keep_trying(lambda corral: _read(corral, lease, key))
         if said:
             return int(said)
-        session.control.given_up.wait(pause_s)
-        pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
     raise WaitAbandoned
 
 
@@ -77,6 +75,6 @@ def _key(lease: LeaseView) -> str:
 
 def _read(corral: Corral, lease: LeaseView, key: str) -> bytes:
     try:
-        return corral.leases.read_object(lease.id, lease.epoch, key)
-    except NotFound:
+        return corral.leases.read_object(lease.id, lease.epoch, key, wait_s=_WAIT_S).body
+    except NoObject:
         return b""

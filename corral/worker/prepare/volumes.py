@@ -10,7 +10,7 @@ from corral.client.corral import Corral
 from corral.client.volumes.folder import VolumeFolder
 from corral.client.volumes.volumes import LeaseVolume
 from corral.domain.errors import InvalidInput
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.worker.lease import LeaseSession
 from corral.worker.prepare.cache import InputCache
 

@@ -89,6 +89,7 @@ class Workspace:
         self.volumes = self.own / "volumes"
         self.events = self.own / "events.jsonl"
         self.spec = self.own / "spec.json"
+        self.rank_socket = self.own / "rank.sock"
 
     @property
     def given(self) -> tuple[Path, ...]:

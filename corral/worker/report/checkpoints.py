@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.files.untrusted import open_folder, open_regular, read_regular
 from corral.worker.child.events_file import CheckpointEvent
 from corral.worker.prepare.workspace import Workspace, remove_tree

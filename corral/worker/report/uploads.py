@@ -17,7 +17,7 @@ from corral.domain.errors import (
     OffsetMismatch,
     ProjectFull,
 )
-from corral.domain.redact import SecretValues
+from corral.domain.secrets.redact import SecretValues
 from corral.wire.artifacts import ArtifactView
 from corral.worker.lease import LeaseSession
 from corral.worker.report.recorder import Recorder

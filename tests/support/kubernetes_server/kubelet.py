@@ -14,7 +14,14 @@ from support.kubernetes_server.container_logs import ContainerLog
 from support.kubernetes_server.events import record
 from support.kubernetes_server.job_pods import is_terminal
 from support.kubernetes_server.objects import Json, clone, is_being_deleted, name_of, seconds_of, uid_of
-from support.kubernetes_server.pod_environment import NotThere, command_of, missing_volume, variables_of
+from support.kubernetes_server.pod_environment import (
+    NotThere,
+    command_of,
+    missing_volume,
+    mount_secrets,
+    relocated,
+    variables_of,
+)
 from support.kubernetes_server.pod_status import PodStatus, image_name, waiting_status
 from support.kubernetes_server.registry import Registry
 from support.kubernetes_server.resources import resource_of
@@ -34,6 +41,8 @@ class RunningPod:
     folder: Path
     containers: dict[str, Container] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
+    # Where the files of its volumes are, by their paths in the pod.
+    mounts: dict[str, str] = field(default_factory=dict)
     previous: dict[str, Container] = field(default_factory=dict)
     terminated: bool = False
     kill_at: float | None = None
@@ -155,6 +164,7 @@ class Kubelet:
             self._write_status(pod, waiting_status(pod, fault.reason, str(fault)))
             return
         running = self._running.setdefault(uid, RunningPod(pod, Path(tempfile.mkdtemp(prefix="corral-pod-"))))
+        running.mounts = mount_secrets(self._storage, pod, running.folder)
         for name, (command, env) in prepared.items():
             self._run(running, name, command, env)
         self._report(pod, running)
@@ -174,7 +184,8 @@ class Kubelet:
 
     def _container(self, running: RunningPod, command: list[str], env: Mapping[str, str]) -> Container:
         now = self._registry.clock.now
-        return Container(command, env, folder=running.folder, now=now, on_end=self._wake)
+        placed = relocated(env, running.mounts)
+        return Container(command, placed, folder=running.folder, now=now, on_end=self._wake)
 
     def _wake(self) -> None:
         with self._storage.changed:

@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Mapping
 from decimal import ROUND_UP, Decimal
+from pathlib import Path
 
 from support.kubernetes_server.container import expanded
 from support.kubernetes_server.objects import Json, name_of, namespace_of, uid_of
@@ -118,3 +119,28 @@ def missing_volume(storage: Storage, pod: Json) -> tuple[str, str] | None:
             if storage.find(resource_of(plural), namespace_of(pod), source[key]) is None:
                 return volume["name"], f'{plural[:-1]} "{source[key]}" not found'
     return None
+
+
+def mount_secrets(storage: Storage, pod: Json, folder: Path) -> dict[str, str]:
+    """Writes the files of secrets below a folder of this machine; where that is, by the path in the pod."""
+    found = {}
+    for volume in pod["spec"].get("volumes", ()):
+        if "secret" not in volume:
+            continue
+        place = folder / "volumes" / volume["name"]
+        place.mkdir(parents=True, exist_ok=True)
+        secret = storage.find(resource_of("secrets"), namespace_of(pod), volume["secret"]["secretName"])
+        for key, value in (secret or {}).get("data", {}).items():
+            path = place / key
+            path.write_bytes(base64.b64decode(value))
+            path.chmod(volume["secret"]["defaultMode"])
+        for container in pod["spec"]["containers"]:
+            for mount in container.get("volumeMounts", ()):
+                if mount["name"] == volume["name"]:
+                    found[mount["mountPath"]] = str(place)
+    return found
+
+
+def relocated(variables: Mapping[str, str], mounts: Mapping[str, str]) -> dict[str, str]:
+    """A container here has this machine's files: a variable that is the path of a mount says where it is."""
+    return {name: mounts.get(value, value) for name, value in variables.items()}

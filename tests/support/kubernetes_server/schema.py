@@ -28,9 +28,10 @@ _PYTHON: dict[str, type | tuple[type, ...]] = {
 
 @cache
 def document() -> Json:
-    """openapi.json, as generate_openapi.py wrote it."""
+    """openapi.json, as generate_openapi.py wrote it, and what Kueue adds where it is installed."""
     loaded: Json = json.loads(Path(__file__).with_name("openapi.json").read_text(encoding="utf-8"))
-    return loaded
+    kueue: Json = json.loads(Path(__file__).with_name("kueue.json").read_text(encoding="utf-8"))
+    return loaded | {name: loaded[name] | added for name, added in kueue.items()}
 
 
 class _Fault(Exception):

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from corral.adapters.executors.slurm import scripts
 from corral.adapters.executors.slurm.errors import means_gone, refused_or_unreachable, unreachable
-from corral.adapters.executors.slurm.models import JobHandle, Node, QueuedJob, SlurmOptions
+from corral.adapters.executors.slurm.models import QueuedJob, SlurmHandle, SlurmNode, SlurmOptions
 from corral.domain.placements.orders import LaunchOrder
 
 _MIB = 1 << 20
 _NODES = "sinfo --Node --noheader {partition} --format='%N|%c|%m|%G|%f'"
 
 
-class Answer(NamedTuple):
+class ShellAnswer(NamedTuple):
     code: int
     out: str
     err: str
@@ -37,16 +37,16 @@ class SlurmApi:
     def __init__(self, options: SlurmOptions) -> None:
         self._options = options
 
-    def launch(self, order: LaunchOrder, flags: Sequence[str]) -> JobHandle:
+    def launch(self, order: LaunchOrder, flags: Sequence[str]) -> SlurmHandle:
         answer = self.run(scripts.launch_script(self._options, order, flags))
         if answer.code == scripts.REFUSED:
             raise refused_or_unreachable(answer.err)
         job_id = answer.out.strip()
         if answer.code != 0 or not job_id.isdigit():
             raise unreachable(answer.err or answer.out)
-        return JobHandle(job_id, order.key)
+        return SlurmHandle(job_id, order.key)
 
-    def observe(self, handles: Sequence[JobHandle]) -> Observed:
+    def observe(self, handles: Sequence[SlurmHandle]) -> Observed:
         parts: dict[str, list[str]] = {}
         current: list[str] = []
         for line in self._ask(scripts.observe_script(self._options, handles)).splitlines():
@@ -63,15 +63,15 @@ class SlurmApi:
     def launched(self) -> Sequence[QueuedJob]:
         return read_queue(self._ask(scripts.launched_script()).splitlines())
 
-    def cancel(self, handle: JobHandle) -> None:
+    def cancel(self, handle: SlurmHandle) -> None:
         answer = self.run(scripts.cancel_script(self._options, handle))
         if answer.code != 0 and not means_gone(answer.err):
             raise unreachable(answer.err)
 
-    def logs(self, handle: JobHandle, rank: int, most_bytes: int) -> str:
+    def logs(self, handle: SlurmHandle, rank: int, most_bytes: int) -> str:
         return self._ask(scripts.logs_script(self._options, handle, rank, most_bytes))
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[SlurmNode]:
         chosen = f"--partition={self._options.partition}" if self._options.partition else ""
         said = self._ask(_NODES.format(partition=scripts.quoted(chosen) if chosen else ""))
         return read_nodes(said.splitlines())
@@ -82,7 +82,7 @@ class SlurmApi:
             raise unreachable(answer.err or answer.out)
         return answer.out
 
-    def run(self, script: str) -> Answer:
+    def run(self, script: str) -> ShellAnswer:
         """What a program gave, whatever its exit code; ExecutorUnreachable if it could not run."""
         command = [*self._options.command_prefix, "sh"]
         try:
@@ -97,7 +97,7 @@ class SlurmApi:
             raise unreachable(f"no answer within {self._options.timeout_s:g} s") from None
         except OSError as error:
             raise unreachable(f"{command[0]}: {error.strerror}") from error
-        return Answer(done.returncode, _text(done.stdout), _text(done.stderr))
+        return ShellAnswer(done.returncode, _text(done.stdout), _text(done.stderr))
 
 
 def read_queue(lines: Sequence[str]) -> list[QueuedJob]:
@@ -141,14 +141,16 @@ def read_files(lines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def read_nodes(lines: Sequence[str]) -> list[Node]:
+def read_nodes(lines: Sequence[str]) -> list[SlurmNode]:
     """Each once, in however many partitions it is."""
     found = {}
     for line in lines:
         name, cores, megabytes, gres, features = line.split("|")
         # `4000+` where kinds are told together.
         ram = int(megabytes.rstrip("+")) * _MIB
-        found[name] = Node(name, int(cores.rstrip("+")), ram, _said(gres), tuple(_said(features).split(",")))
+        found[name] = SlurmNode(
+            name, int(cores.rstrip("+")), ram, _said(gres), tuple(_said(features).split(","))
+        )
     return list(found.values())
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from corral.adapters.executors.slurm import fitting
 from corral.adapters.executors.slurm.api import SlurmApi
 from corral.adapters.executors.slurm.models import (
-    JobHandle,
     QueuedJob,
+    SlurmHandle,
     SlurmOptions,
     mark,
     mark_of,
@@ -61,9 +61,9 @@ class SlurmExecutor:
         if not asked:
             return {}
         told = self._api.observe(list(asked.values()))
-        rows: dict[JobHandle, list[QueuedJob]] = {}
+        rows: dict[SlurmHandle, list[QueuedJob]] = {}
         for job in [*told.history, *told.queue]:
-            rows.setdefault(JobHandle(job.job_id, job.key or ""), []).append(job)
+            rows.setdefault(SlurmHandle(job.job_id, job.key or ""), []).append(job)
         found = {}
         for text, handle in asked.items():
             jobs = {job.element: job for job in rows.get(handle, ())}
@@ -82,7 +82,7 @@ class SlurmExecutor:
 
     def launched(self, installation: str) -> Sequence[Launched]:
         ours = [job for job in self._api.launched() if mark_of(job.name) == mark(installation)]
-        handles = dict.fromkeys(JobHandle(job.job_id, job.key) for job in ours if job.key)
+        handles = dict.fromkeys(SlurmHandle(job.job_id, job.key) for job in ours if job.key)
         return [Launched(handle.key, str(handle)) for handle in handles]
 
     def close(self) -> None:

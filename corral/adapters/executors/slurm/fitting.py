@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from corral.adapters.executors.slurm.models import Node, SlurmOptions
+from corral.adapters.executors.slurm.models import SlurmNode, SlurmOptions
 from corral.domain.hosts.capability import Requirements, gib
 from corral.domain.placements.orders import Capacity
 
@@ -14,7 +14,7 @@ from corral.domain.placements.orders import Capacity
 _GRES = re.compile(r"(?:^|,)gpu(?::(?P<type>[A-Za-z][^:,()]*))?:(?P<count>\d+)")
 
 
-def capacities(nodes: Sequence[Node], options: SlurmOptions) -> list[Capacity]:
+def capacities(nodes: Sequence[SlurmNode], options: SlurmOptions) -> list[Capacity]:
     kinds = Counter((*gpus_of(node), node.cores, node.ram_bytes) for node in nodes)
     return [
         Capacity(_model(kind, options), count, float(cores), ram, machines)
@@ -22,7 +22,7 @@ def capacities(nodes: Sequence[Node], options: SlurmOptions) -> list[Capacity]:
     ]
 
 
-def gpus_of(node: Node) -> tuple[str, int]:
+def gpus_of(node: SlurmNode) -> tuple[str, int]:
     """The type of its GPUs, empty if that is not told, and how many."""
     found = [(match["type"] or "", int(match["count"])) for match in _GRES.finditer(node.gres)]
     return (found[0][0], sum(count for _, count in found)) if found else ("", 0)
@@ -43,7 +43,7 @@ def gpu_flags(need: Requirements, options: SlurmOptions) -> list[str]:
     return flags
 
 
-def refusals(need: Requirements, ranks: int, nodes: Sequence[Node], options: SlurmOptions) -> list[str]:
+def refusals(need: Requirements, ranks: int, nodes: Sequence[SlurmNode], options: SlurmOptions) -> list[str]:
     """By totals of all nodes there are, whatever they do at the moment."""
     where = f"partition {options.partition}" if options.partition else "this Slurm"
     found = unnamed(need, options)
@@ -72,7 +72,7 @@ def unnamed(need: Requirements, options: SlurmOptions) -> list[str]:
     return found
 
 
-def ranks_on(node: Node, need: Requirements, options: SlurmOptions) -> int:
+def ranks_on(node: SlurmNode, need: Requirements, options: SlurmOptions) -> int:
     """How many ranks the node would hold if it were empty."""
     kind, gpus = gpus_of(node)
     rooms = [node.cores // (need.min_cores or 1)]
@@ -83,7 +83,7 @@ def ranks_on(node: Node, need: Requirements, options: SlurmOptions) -> int:
     return min(rooms)
 
 
-def _is_wanted(kind: str, node: Node, need: Requirements, options: SlurmOptions) -> bool:
+def _is_wanted(kind: str, node: SlurmNode, need: Requirements, options: SlurmOptions) -> bool:
     types = {options.gres[name].removeprefix("gpu").strip(":") for name in need.gpu if name in options.gres}
     features = {options.features[name] for name in need.gpu if name in options.features}
     return not (types or features) or kind in types or bool(features & set(node.features))
@@ -104,6 +104,6 @@ def _asked(need: Requirements) -> str:
     return ", ".join(parts)
 
 
-def _largest(nodes: Sequence[Node]) -> str:
+def _largest(nodes: Sequence[SlurmNode]) -> str:
     cores, ram = max(node.cores for node in nodes), max(node.ram_bytes for node in nodes)
     return f"the most are {cores} cores, {gib(ram)} RAM, {max(gpus_of(node)[1] for node in nodes)} GPUs"

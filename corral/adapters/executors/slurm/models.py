@@ -41,7 +41,7 @@ class SlurmOptions:
     keep_days: int = 30
 
 
-class JobHandle(NamedTuple):
+class SlurmHandle(NamedTuple):
     """The number of a job and the key of its order: Slurm uses numbers again, and another's job that has
     the number by then must not be taken for ours."""
 
@@ -52,10 +52,10 @@ class JobHandle(NamedTuple):
         return f"{self.job_id}:{self.key}"
 
 
-def read_handle(text: str) -> JobHandle | None:
+def read_handle(text: str) -> SlurmHandle | None:
     """None if it is not one of ours."""
     match = _HANDLE.fullmatch(text)
-    return JobHandle(match[1], match[2]) if match else None
+    return SlurmHandle(match[1], match[2]) if match else None
 
 
 def mark(installation: str) -> str:
@@ -98,7 +98,7 @@ class QueuedJob(NamedTuple):
         return key_of(self.name)
 
 
-class Node(NamedTuple):
+class SlurmNode(NamedTuple):
     name: str
     cores: int
     ram_bytes: int
@@ -127,7 +127,7 @@ class StepRecord(NamedTuple):
     past_deadline: bool
     # The script came to its end.
     finished: bool
-    # The ranks of which Slurm said so in their output.
+    # The tasks of nodes of which Slurm said so.
     out_of_memory: frozenset[int]
     # The last thing that srun complained about.
     complaint: str

@@ -9,7 +9,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from corral.adapters.executors.slurm.models import JobHandle, SlurmOptions, job_name
+from corral.adapters.executors.slurm.models import SlurmHandle, SlurmOptions, job_name
 from corral.domain.placements.orders import RANK, TOKENS, LaunchOrder
 
 # Fields of squeue, each up to its width.
@@ -23,7 +23,6 @@ RANKS_WORD = "corral: ranks"
 JOB_WORD = "corral: job"
 DEADLINE_WORD = "corral: deadline"
 FINISHED_WORD = "corral: finished"
-NO_MEMORY_WORD = "corral: out of memory"
 # Of a launch that sbatch refused; its words are on standard error.
 REFUSED = 3
 # What srun tells of tasks, and what the script tells of itself.
@@ -73,7 +72,6 @@ def job_script(options: SlurmOptions, order: LaunchOrder, folder: str) -> str:
     cpus = order.need.min_cores or 1
     elastic = order.min_ranks < order.ranks
     tail = "-$SLURM_ARRAY_TASK_ID" if elastic else ""
-    rank = "$SLURM_ARRAY_TASK_ID" if elastic else "%t"
     return f"""\
 #!/bin/sh
 cd {quoted(folder)} && mkdir "started{tail}" || exit 1
@@ -84,12 +82,8 @@ echo "$job" >"job.part{tail}" && mv "job.part{tail}" job
 echo "{JOB_WORD} $job" >"step{tail}"
 {_watch_of_deadline(order, tail)}\
 srun --verbose --wait=0 --kill-on-bad-exit=0 --cpus-per-task={cpus} --export=ALL \\
-  --output="rank-{rank}.out"{_image(options, order)} sh rank.sh </dev/null 2>>"step{tail}"
+  --label{_image(options, order)} sh rank.sh </dev/null >>"step{tail}" 2>&1
 code=$?
-grep -q "status=0x0009" "step{tail}" &&
-  for file in $(grep -ls "^slurmstepd.*exceeded memory limit" rank-*.out); do
-    echo "{NO_MEMORY_WORD} $file" >>"step{tail}"
-  done
 echo "{FINISHED_WORD} $code" >>"step{tail}"
 touch ended
 {":" if elastic else "rm -f tokens"}
@@ -111,6 +105,8 @@ def rank_script(order: LaunchOrder) -> str:
     return f"""\
 export {TOKENS}="$PWD/tokens"
 export {RANK}="${{SLURM_ARRAY_TASK_ID:-$SLURM_PROCID}}"
+# What Slurm itself says of the step goes elsewhere, and is not to be mistaken for a worker's words.
+exec >>"rank-${RANK}.out" 2>&1
 {exports}exec {_joined(order.command)}
 """
 
@@ -164,7 +160,7 @@ def common_flags(options: SlurmOptions) -> list[str]:
     return [*(f"--{name}={value}" for name, value in named.items() if value is not None), *options.flags]
 
 
-def observe_script(options: SlurmOptions, handles: Sequence[JobHandle]) -> str:
+def observe_script(options: SlurmOptions, handles: Sequence[SlurmHandle]) -> str:
     """The queue with what has ended lately, and what jobs have written down. sacct is asked only for what
     the queue has forgotten."""
     root, ids = quoted(options.folder), " ".join(handle.job_id for handle in handles)
@@ -202,7 +198,7 @@ launched
 """
 
 
-def cancel_script(options: SlurmOptions, handle: JobHandle) -> str:
+def cancel_script(options: SlurmOptions, handle: SlurmHandle) -> str:
     """By the name that the queue has for the number, so that no other job which got the number is hit."""
     folder = quoted(_folder(options, handle.key))
     return f"""\
@@ -217,7 +213,7 @@ cancel
 """
 
 
-def logs_script(options: SlurmOptions, handle: JobHandle, rank: int, most_bytes: int) -> str:
+def logs_script(options: SlurmOptions, handle: SlurmHandle, rank: int, most_bytes: int) -> str:
     """Of a job that could not start its ranks: what its script said."""
     folder = quoted(_folder(options, handle.key))
     return f"""\
@@ -232,7 +228,7 @@ logs
 """
 
 
-def _named(handle: JobHandle) -> str:
+def _named(handle: SlurmHandle) -> str:
     return rf"^{handle.job_id} corral[.][A-Za-z0-9_-]+[.]{handle.key}$"
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
-from corral.adapters.executors.slurm.models import JobHandle, QueuedJob, StepRecord, TaskEnd
+from corral.adapters.executors.slurm.models import QueuedJob, SlurmHandle, StepRecord, TaskEnd
 from corral.adapters.executors.slurm.scripts import RANKS_WORD
 from corral.adapters.executors.slurm.steps import read_step
 from corral.domain.placements.orders import RankSighting, SightCause, Sighting, SightState
@@ -31,7 +31,7 @@ _OUT_OF_MEMORY = "Out Of Memory"
 
 
 def sighting(
-    handle: JobHandle, jobs: Mapping[int | None, QueuedJob], files: Mapping[str, Sequence[str]]
+    handle: SlurmHandle, jobs: Mapping[int | None, QueuedJob], files: Mapping[str, Sequence[str]]
 ) -> Sighting | None:
     """None if nothing is known of it. `jobs` has one, or each element of an array by its number."""
     steps = {_index(name): read_step(lines) for name, lines in files.items() if name.startswith("step")}

@@ -9,7 +9,7 @@ srun tells each end in two lines, the first of which has the status as wait(2) g
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from corral.adapters.executors.slurm import scripts
 from corral.adapters.executors.slurm.models import StepRecord, TaskEnd
@@ -20,7 +20,8 @@ _STATUS = re.compile(r"exit notification for \d+ tasks? .*\(status=0x([0-9a-fA-F
 _ENDED = re.compile(r"^srun: .*?\S+: tasks? \[?([\d,-]+)\]?: (.+)$")
 _ASKED = re.compile(r"Job step aborted|forcing job termination|[Ff]orce [Tt]erminated job")
 _COMPLAINT = re.compile(r"^srun: error: (.+)$")
-_NO_MEMORY = re.compile(re.escape(scripts.NO_MEMORY_WORD) + r" rank-(\d+)\.out")
+# In front of what slurmstepd says stands the number of the first task of its node.
+_NO_MEMORY = re.compile(r"^ *(\d+): slurmstepd.*exceeded memory limit", re.MULTILINE)
 
 
 def read_step(lines: Sequence[str]) -> StepRecord:
@@ -49,9 +50,15 @@ def read_step(lines: Sequence[str]) -> StepRecord:
         ends=ends,
         past_deadline=scripts.DEADLINE_WORD in text,
         finished=scripts.FINISHED_WORD in text,
-        out_of_memory=frozenset(int(number) for number in _NO_MEMORY.findall(text)),
+        out_of_memory=_out_of_memory(text, nodes),
         complaint=complaint,
     )
+
+
+def _out_of_memory(text: str, nodes: Mapping[int, str]) -> frozenset[int]:
+    """The limit is that of all tasks of a node together: Slurm does not tell which of them broke it."""
+    places = {nodes.get(int(number)) for number in _NO_MEMORY.findall(text)}
+    return frozenset(task for task, node in nodes.items() if node in places)
 
 
 def numbers(text: str) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from corral.domain import web_paths
 from corral.functions.member import Callee, Member
-from corral.functions.web_types import is_known, is_simple, parameter_hints
+from corral.functions.web.types import is_known, is_simple, parameter_hints
 
 
 def route_problems(member: Member) -> list[str]:

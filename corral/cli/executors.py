@@ -1,0 +1,121 @@
+"""Add, check, list and remove executors: clusters that bring up workers for runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from corral.cli import complete
+from corral.cli.connect import connect, find_server
+from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
+from corral.domain.placements.placements import ExecutorKind
+from corral.settings import read_settings
+from corral.wire.base import validated
+from corral.wire.executors import ExecutorRequest, ExecutorView
+
+app = command_group(__doc__)
+
+Name = Annotated[str, typer.Argument(help="The executor's name.", autocompletion=complete.executors)]
+
+
+@app.command()
+def add(
+    kind: Annotated[ExecutorKind, typer.Argument(help="What kind of cluster it is.")],
+    name: Annotated[str | None, typer.Option(help="What to call it; its kind, if left out.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Where its workers find this server; the address that you use, if left out."),
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Kubernetes: the context of the kubeconfig.")] = None,
+    address: Annotated[str | None, typer.Option(help="Ray: the address of the cluster.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="Another option of the kind, as KEY=VALUE.", metavar="KEY=VALUE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add an executor. Runs that name it in `[placement] executors` get their workers there."""
+    given = {"context": context, "address": address}
+    options: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+    options |= dict(_option(text) for text in option or ())
+    options.setdefault("url", url or find_server(read_settings()).url)
+    called = {"name": name or kind.value, "kind": kind, "options": options}
+    request = validated(ExecutorRequest, called, what="the executor")
+    with connect() as corral:
+        made = corral.executors.add(request)
+    then = f"executor {made.name} is added; `corral executors check {made.name}` says whether all is there"
+    render.show_line(made, then, as_json=as_json)
+
+
+def _option(text: str) -> tuple[str, object]:
+    """Lists, tables, numbers and truth values as JSON; everything else is text."""
+    key, is_there, value = text.partition("=")
+    if not is_there or not key:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--option")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+@app.command("ls")
+def list_executors(as_json: AsJson = False) -> None:
+    """List executors."""
+    with connect() as corral:
+        found = corral.executors.all()
+    rows = [(one.name, one.kind, one.options.get("url"), _standing(one), one.open) for one in found]
+    columns = ("EXECUTOR", "KIND", "SERVER", "STATE", "RUNS")
+    render.show_list(
+        found, columns, rows, as_json=as_json, empty="no executors; runs go to hosts that joined"
+    )
+
+
+def _standing(executor: ExecutorView) -> str:
+    return "ready" if executor.removed_at is None else "being removed"
+
+
+@app.command()
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show an executor and its options."""
+    with connect() as corral:
+        found = corral.executors.get(name)
+    about: list[tuple[str, render.Cell]] = [
+        ("name", found.name),
+        ("kind", found.kind),
+        ("state", _standing(found)),
+    ]
+    about += [("runs", str(found.open)), ("added by", found.created_by)]
+    about += [
+        (key, value if isinstance(value, str) else json.dumps(value)) for key, value in found.options.items()
+    ]
+    render.show_one(found, about, as_json=as_json)
+
+
+@app.command()
+def check(name: Name, as_json: AsJson = False) -> None:
+    """Say what a launch there needs and whether it is there. Exits 1 if something is missing."""
+    with connect() as corral:
+        found = corral.executors.check(name)
+    if as_json:
+        render.show_json(found)
+    else:
+        for line in found.checks:
+            render.say(f"{'ok' if line.ok else 'missing':<8} {line.name}: {line.detail}")
+            if not line.ok and line.fix:
+                render.say(f"         {line.fix}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command("rm")
+def remove(
+    name: Name,
+    force: Annotated[bool, typer.Option("--force", help="End its workers; their runs wait again.")] = False,
+) -> None:
+    """Remove an executor. While it has workers only with --force."""
+    with connect() as corral:
+        corral.executors.remove(name, force=force)
+    render.say(f"executor {name} is removed" + (" as soon as its workers are gone" if force else ""))

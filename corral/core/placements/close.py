@@ -1,0 +1,89 @@
+"""Ending placements: those whose run needs them no more, and those that ended without having served it."""
+
+from __future__ import annotations
+
+from corral.core.hosts.enroll import end_credentials
+from corral.core.runs.dependencies import move
+from corral.domain.ids import PlacementId
+from corral.domain.placements.placements import Placement, PlacementState
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import FINAL, RunEvent, RunState
+from corral.store.transaction import Tx
+
+_LONGEST_BACKOFF_S = 300.0
+
+
+def needless(tx: Tx) -> list[Placement]:
+    """Open placements whose run has ended or is gone, or is held back for long."""
+    return [one for one in tx.placements.open() if one.state in _MAY_CLOSE and not _needed(tx, one)]
+
+
+_MAY_CLOSE = (PlacementState.INTENDED, PlacementState.LAUNCHED)
+
+
+def _needed(tx: Tx, placement: Placement) -> bool:
+    run = tx.runs.get(placement.run_id)
+    return run is not None and run.state not in FINAL
+
+
+def begin_close(tx: Tx, placement_id: PlacementId, *, why: str) -> Placement | None:
+    """Written before anything is taken away: whoever comes next goes on with it."""
+    placement = tx.placements.lock(placement_id)
+    if placement is None or placement.state not in _MAY_CLOSE:
+        return placement
+    placement = placement._replace(state=PlacementState.CLOSING, why=why, tries=0, try_at=None)
+    tx.placements.save(placement)
+    return placement
+
+
+def end_close(tx: Tx, placement_id: PlacementId, *, now: float) -> None:
+    """Nothing of it is left at the executor. Its tokens stay for what its workers have yet to report; they
+    end with the hosts of the run."""
+    placement = tx.placements.lock(placement_id)
+    if placement is not None and placement.state is not PlacementState.CLOSED:
+        tx.placements.save(placement._replace(state=PlacementState.CLOSED, closed_at=now, sealed=None))
+
+
+def lose(
+    tx: Tx, placement_id: PlacementId, reason: Reason, why: str, *, now: float, final: bool = False
+) -> None:
+    """It ended before its run did, or never came up: the run waits again, or has failed if it was tried often
+    enough or nothing else could come of it."""
+    placement = tx.placements.lock(placement_id)
+    if placement is None or placement.state is PlacementState.CLOSED:
+        return
+    # Begun here and finished by whoever takes away what may be left.
+    closing = placement._replace(state=PlacementState.CLOSING, why=why, lost=True, tries=0, try_at=None)
+    tx.placements.save(closing)
+    for token in tx.tokens.of_run(placement.run_id):
+        if token.name.startswith(placement.launch_key) and token.host_id is not None:
+            end_credentials(tx, token.host_id, now=now)
+    run = tx.runs.lock(placement.run_id)
+    if run is not None and run.state is RunState.PLACING:
+        _wait_again(tx, run, placement, reason, why, now=now, final=final)
+
+
+def _wait_again(
+    tx: Tx, run: Run, placement: Placement, reason: Reason, why: str, *, now: float, final: bool
+) -> None:
+    said = f"executor {placement.executor}: {why}"
+    data: dict[str, object] = {"reason": reason, "placement": placement.id, "detail": said[:2000]}
+    changes: dict[str, object] = {"reason": reason, "detail": said}
+    if final or not run.budgets.allows(run.used, reason):
+        run = run._replace(ended_at=now)
+        move(tx, run, RunEvent.FAIL, at=now, actor="corral", data=data, **changes)
+        return
+    run = move(tx, run.charged(reason), RunEvent.PLACEMENT_LOST, at=now, actor="corral", data=data, **changes)
+    wait_s = min(_LONGEST_BACKOFF_S, 2.0**run.used_infrastructure)
+    move(
+        tx,
+        run,
+        RunEvent.HOLD,
+        at=now,
+        actor="corral",
+        data={"hold_reason": HoldKind.BACKOFF.value, "for_s": wait_s},
+        hold_reason=run.hold_reason or HoldKind.BACKOFF.value,
+        not_before=now + wait_s,
+    )

@@ -1,0 +1,1 @@
+"""Secrets: what is kept of them, and finding them in what must not hold them."""

@@ -1,0 +1,131 @@
+"""Routes: small named objects, which the ranks of a run leave each other. Fenced by lease and epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from corral.core.storage.objects import (
+    ObjectRead,
+    ObjectWrite,
+    delete_object,
+    list_objects,
+    put_object,
+    read_object,
+)
+from corral.core.wakeups import wait_for
+from corral.domain.errors import NoObject
+from corral.domain.leases import LeaseKey
+from corral.server.auth import OwnLease
+from corral.server.openapi import RAW_ANSWER, RAW_BODY, error_answer
+from corral.server.pages import Limit, next_page
+from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
+from corral.wire import leases as wire
+
+router = APIRouter(prefix="/v1", tags=["worker"])
+Etag = Annotated[str | None, Header()]
+ObjectKey = Annotated[str, Query(max_length=512)]
+KnownEtag = Annotated[str | None, Query(max_length=80)]
+_FAILED = error_answer(412, "The object is not as the condition says: somebody else was first.")
+
+
+@router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY, responses=_FAILED)
+async def write_object(
+    lease: OwnLease,
+    key: str,
+    svc: Svc,
+    request: Request,
+    if_match: Etag = None,
+    if_none_match: Etag = None,
+    request_id: Annotated[str | None, Query(min_length=8, max_length=64)] = None,
+) -> wire.ObjectAnswer:
+    """A small named object of the run's attempt; `If-None-Match: *` creates, `If-Match: ETAG` replaces that
+    version. Sent again with the same `request_id`, it is answered as the first time."""
+    write = ObjectWrite(key, await request.body(), if_match, if_none_match, request_id)
+
+    def unit(tx: Tx) -> str:
+        now = svc.clock.now()
+        return put_object(tx, lease, write, secrets_of=svc.redactor.of, now=now, policy=svc.policy)
+
+    return wire.ObjectAnswer(key=key, etag=await svc.store.write(unit))
+
+
+@router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
+async def get_object(
+    lease: OwnLease,
+    key: str,
+    svc: Svc,
+    wait_s: Annotated[float, Query(ge=0, le=60)] = 0.0,
+    changed_from: KnownEtag = None,
+) -> Response:
+    """Read a small named object of the run's attempt; its version is in `ETag`. With `wait_s` the answer
+    comes when it exists, or is another version than `changed_from`, or the time is over."""
+    read = await _look(svc, lease, key)
+    if wait_s and not _is_wanted(read, changed_from):
+        with svc.object_waits.one_of(lease.id):
+            read = await _changed(svc, lease, key, read, changed_from, wait_s)
+    if read.found is None:
+        raise NoObject(f"this attempt has no object {key}")
+    headers = {"ETag": read.found.etag}
+    return Response(read.found.body, media_type="application/octet-stream", headers=headers)
+
+
+async def _look(svc: Services, lease: LeaseKey, key: str) -> ObjectRead:
+    # A fenced read may take a lease up again, which is a write.
+    return await svc.store.write(
+        lambda tx: read_object(tx, lease, key, now=svc.clock.now(), policy=svc.policy)
+    )
+
+
+def _is_wanted(read: ObjectRead, changed_from: str | None) -> bool:
+    """One that was deleted has changed too."""
+    if read.found is None:
+        return changed_from is not None
+    return read.found.etag != changed_from
+
+
+async def _changed(
+    svc: Services, lease: LeaseKey, key: str, read: ObjectRead, changed_from: str | None, wait_s: float
+) -> ObjectRead:
+    until = asyncio.get_running_loop().time() + wait_s
+    with svc.hub.watch(wake_key(read.topic)) as woken:
+        # It may have changed before it was watched.
+        read = await _look(svc, lease, key)
+        while not _is_wanted(read, changed_from) and not svc.hub.closing:
+            left_s = until - asyncio.get_running_loop().time()
+            if left_s <= 0 or not await wait_for(woken, left_s):
+                break
+            woken.clear()
+            read = await _look(svc, lease, key)
+    return read
+
+
+def wake_key(topic: str) -> str:
+    return f"object:{topic}"
+
+
+@router.delete("/leases/{lease_id}/objects/{key:path}", status_code=204, responses=_FAILED)
+async def remove_object(lease: OwnLease, key: str, svc: Svc, if_match: Etag = None) -> None:
+    """Delete a small named object of the run's attempt, if it is there; `If-Match: ETAG` that version."""
+
+    def unit(tx: Tx) -> None:
+        delete_object(tx, lease, key, if_match=if_match, now=svc.clock.now(), policy=svc.policy)
+
+    await svc.store.write(unit)
+
+
+@router.get("/leases/{lease_id}/objects")
+async def get_objects(
+    lease: OwnLease, svc: Svc, prefix: ObjectKey = "", after: ObjectKey = "", limit: Limit = 1000
+) -> wire.ObjectList:
+    """List the keys of the small named objects of the run's attempt."""
+
+    def unit(tx: Tx) -> list[str]:
+        now = svc.clock.now()
+        return list_objects(tx, lease, prefix, after=after, limit=limit, now=now, policy=svc.policy)
+
+    keys = await svc.store.write(unit)
+    return wire.ObjectList(keys=keys, next=next_page(keys, limit, str))

@@ -1,0 +1,42 @@
+-- name: executor_insert
+INSERT INTO executors (<executor>) VALUES (<:executor>);
+
+-- name: executor_get
+SELECT <executor> FROM executors WHERE name = :name;
+
+-- name: executor_lock
+SELECT <executor> FROM executors WHERE name = :name /*lock FOR UPDATE */;
+
+-- name: executor_all
+SELECT <executor> FROM executors ORDER BY name;
+
+-- name: executor_save
+UPDATE executors SET options = :options, removed_at = :removed_at WHERE name = :name;
+
+-- name: executor_delete
+DELETE FROM executors WHERE name = :name;
+
+-- name: placement_insert
+INSERT INTO placements (<placement>) VALUES (<:placement>);
+
+-- name: placement_get
+SELECT <placement> FROM placements WHERE id = :id;
+
+-- name: placement_lock
+SELECT <placement> FROM placements WHERE id = :id /*lock FOR UPDATE */;
+
+-- name: placement_save
+UPDATE placements SET
+    state = :state, sealed = :sealed, handle = :handle, launched_at = :launched_at, closed_at = :closed_at,
+    tries = :tries, try_at = :try_at, seen = :seen, why = :why, lost = :lost
+WHERE id = :id;
+
+-- name: placement_open
+SELECT <placement> FROM placements
+WHERE state != 'closed' /*if executor AND executor = :executor */ ORDER BY id;
+
+-- name: placement_of_run
+SELECT <placement> FROM placements WHERE run_id = :run_id ORDER BY created_at, id;
+
+-- name: placement_delete_of_run
+DELETE FROM placements WHERE run_id = :run_id AND state = 'closed';
