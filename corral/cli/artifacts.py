@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
@@ -21,7 +22,11 @@ from corral.wire.artifacts import ArtifactPage, ArtifactView
 app = command_group(__doc__)
 
 Artifact = Annotated[
-    str, typer.Argument(help="Artifact id, or a run (id, prefix or `latest`) whose result is meant.")
+    str,
+    typer.Argument(
+        help="Artifact id, or a run (id, prefix or `latest`) whose result is meant.",
+        autocompletion=complete.artifacts_or_runs,
+    ),
 ]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from corral.cli.connect import connect
+from corral.cli.connect import connect, own_project
 from corral.cli.display.visible import visible_line
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
+from corral.domain.endpoints import LIVE
 from corral.domain.errors import CorralError
 from corral.settings import read_settings
 
@@ -47,10 +48,39 @@ def runs(corral: Corral, incomplete: str) -> Iterable[Candidate]:
 
 
 @_completion
-def endpoints(corral: Corral, _: str) -> Iterable[Candidate]:
-    """Of the project that commands about functions mean; those of running programs too."""
+def endpoints(corral: Corral, incomplete: str) -> Iterable[Candidate]:
+    """Of the project that commands about functions mean; those of programs only where they are begun."""
     found = corral.endpoints.all(read_settings().project)
-    return [(one.name, "stopped" if one.stopped else ", ".join(sorted(one.functions))) for one in found]
+    return [
+        (one.name, "stopped" if one.stopped else ", ".join(sorted(one.functions)))
+        for one in found
+        if not one.live or incomplete.startswith(LIVE)
+    ]
+
+
+@_completion
+def secrets(corral: Corral, _: str) -> Iterable[Candidate]:
+    """Of the project that is meant where none is named."""
+    project = own_project(read_settings())
+    return [(one.name, f"a secret of {project}") for one in corral.secrets.page(project).items]
+
+
+@_completion
+def tokens(corral: Corral, _: str) -> Iterable[Candidate]:
+    """Ids and names of those that can be revoked."""
+    valid = [one for one in corral.tokens.page().items if not one.revoked_at and not one.used_at]
+    return [pair for one in valid for pair in ((one.id, one.name), (one.name, one.id))]
+
+
+def artifacts_or_runs(incomplete: str) -> list[Candidate]:
+    """Artifacts where an id of one is begun, or else runs, whose results are meant."""
+    return _artifacts(incomplete) if incomplete.startswith("a-") else runs(incomplete)
+
+
+@_completion
+def _artifacts(corral: Corral, _: str) -> Iterable[Candidate]:
+    found = corral.artifacts.page(limit=_LOOKED_AT).items
+    return [(one.id, f"{one.kind}{f' of {one.run_id}' if one.run_id else ''}") for one in found]
 
 
 @_completion

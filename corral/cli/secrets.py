@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group, project_or_own
@@ -56,9 +57,13 @@ def list_secrets(project: Project = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def rm(name: Name, project: Project = None) -> None:
-    """Remove a secret; runs that name it fail until it is set again."""
+def rm(
+    names: Annotated[list[str], typer.Argument(help="Secrets.", autocompletion=complete.secrets)],
+    project: Project = None,
+) -> None:
+    """Remove secrets; runs that name one fail until it is set again."""
     owner = project_or_own(project)
     with connect() as corral:
-        corral.secrets.delete(owner, name)
-    render.say(f"{name} is removed from {owner}")
+        for name in names:
+            corral.secrets.delete(owner, name)
+            render.say(f"{name} is removed from {owner}")

@@ -12,8 +12,10 @@ from corral.cli import complete
 from corral.cli.connect import connect, find_server
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group, duration_s
+from corral.client.corral import Corral
 from corral.client.hosts.reach import reached_by_others
-from corral.domain.errors import NotFound
+from corral.domain.errors import Ambiguous, NotFound
+from corral.domain.ids import is_id
 from corral.domain.tokens import with_pin
 from corral.settings import read_settings
 from corral.wire.base import validated
@@ -134,8 +136,21 @@ def show_authority() -> None:
 
 
 @app.command()
-def revoke(token: Annotated[str, typer.Argument(help="Token id.")]) -> None:
+def revoke(
+    token: Annotated[str, typer.Argument(help="Token, by id or name.", autocompletion=complete.tokens)],
+) -> None:
     """Make a token worthless at once."""
     with connect() as corral:
-        corral.tokens.revoke(token)
-    render.say(f"{token} is revoked")
+        token_id = token if is_id(token, "t") else _named(corral, token)
+        corral.tokens.revoke(token_id)
+    render.say(f"{token_id if token == token_id else f'{token_id} ({token})'} is revoked")
+
+
+def _named(corral: Corral, name: str) -> str:
+    """The one valid token of this name."""
+    found = [one.id for one in corral.tokens.page().items if one.name == name and _ended(one) is None]
+    if not found:
+        raise NotFound(f"there is no valid token {name!r}", hint="List them with `corral tokens ls`.")
+    if len(found) > 1:
+        raise Ambiguous(f"{len(found)} tokens are named {name!r}", hint=f"Give an id: {', '.join(found)}.")
+    return found[0]

@@ -25,6 +25,17 @@ _MOST_FIELDS = 100
 _IN_THE_HEAD = ("query", "path", "header")
 _BODY_HINT = "The server's /v1/openapi.json says what each request may hold."
 
+
+class MethodNotAllowed(CorralError):
+    """The path is there, for other methods."""
+
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: Iterable[str]) -> None:
+        self.allowed = ", ".join(sorted(allowed))
+        super().__init__(message, hint=f"It takes {self.allowed}.")
+
+
 STATUS: Mapping[str, int] = {
     "invalid_input": 422,
     "bad_path": 422,
@@ -32,6 +43,7 @@ STATUS: Mapping[str, int] = {
     "digest_mismatch": 422,
     "address_refused": 422,
     "not_found": 404,
+    "method_not_allowed": 405,
     "no_object": 404,
     "ambiguous": 409,
     "conflict": 409,
@@ -73,6 +85,8 @@ def render(error: CorralError) -> JSONResponse:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     if error.code == "unauthenticated":
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = error.allowed
     return JSONResponse(body_of(error).model_dump(), STATUS.get(error.code, 400), headers)
 
 

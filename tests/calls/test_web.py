@@ -55,7 +55,9 @@ def test_routes_of_two_functions_never_collide(web: httpx.Client) -> None:
     """RF-C04: each lies under its own function, so that one path may be both's."""
     assert web.get("quay.find/crates?number=3&fast=true").json() == [3, True]
     wrong = web.delete("quay.find/crates")
-    assert (wrong.status_code, wrong.json()["hint"]) == (404, "It takes GET.")
+    # HOUR4-12: the path is there, and it is the method that is wrong.
+    assert (wrong.status_code, wrong.json()["hint"]) == (405, "It takes GET.")
+    assert (wrong.headers["Allow"], wrong.json()["code"]) == ("GET", "method_not_allowed")
     assert "/crates" in web.get("quay.find/crate").json()["hint"]
 
 

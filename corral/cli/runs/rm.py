@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from corral.cli.display import render
 from corral.cli.options import AsJson, duration_s
 from corral.cli.runs import bulk
 from corral.client.corral import Corral
+from corral.domain.errors import Conflict
+from corral.domain.runs.states import FINAL
 from corral.wire.runs import RunSelection
 
 
@@ -60,8 +63,20 @@ def _remove_all(
     bulk.act_on_all(act, verb="remove", done="removed", yes=yes, dry=dry, as_json=as_json)
 
 
+def _refuse_running(corral: Corral, ids: Sequence[str]) -> None:
+    for run in map(corral.runs.get, ids):
+        if run.state not in FINAL:
+            raise Conflict(
+                f"run {run.id} is {run.state}, and only runs that have ended can be removed",
+                hint=f"Cancel it first: `corral cancel {run.id}`.",
+            )
+
+
 def _remove_each(corral: Corral, run: bulk.RunIds, *, yes: bool, as_json: bool) -> None:
     ids = [corral.runs.resolve(one) for one in bulk.named(run)]
+    if not yes:
+        # Nobody is asked about what cannot be done.
+        _refuse_running(corral, ids)
     bulk.ask(f"remove {ids[0] if len(ids) == 1 else f'{len(ids)} runs'} for good", yes=yes)
     removed = bulk.act_on_each(ids, corral.runs.remove, "remove")
     if as_json:

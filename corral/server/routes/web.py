@@ -25,6 +25,7 @@ from corral.domain.tokens import Token
 from corral.server import web_answers
 from corral.server.auth import Caller, WebCaller, origin_of
 from corral.server.bodies.public import spooled
+from corral.server.errors import MethodNotAllowed
 from corral.server.rate_limits import origin_key
 from corral.server.routes.blobs import keep_all, user_holder
 from corral.server.routes.calls import read_chunks
@@ -147,8 +148,8 @@ def _routed(functions: Mapping[str, Any], method: str, path: str, name: str) -> 
         if table.method == method:
             return key, table
     if on_path:
-        allowed = ", ".join(sorted(str(table.method) for table in on_path.values()))
-        raise NotFound(f"{name} has {path}, but not for {method}", hint=f"It takes {allowed}.")
+        allowed = {str(table.method) for table in on_path.values()}
+        raise MethodNotAllowed(f"{name} has {path}, but not for {method}", allowed)
     paths = ", ".join(sorted(str(table.path) for table in tables.values() if table.path)) or "none"
     raise NotFound(f"{name} serves no {path}", hint=f"It serves: {paths}.")
 
