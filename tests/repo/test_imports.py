@@ -92,6 +92,8 @@ READERS = (
     "corral.engine.environments.worker",
     "corral.instance.main",
     "corral.rank",
+    # It runs on a node, and hands on what Ray gave it.
+    "corral.adapters.executors.ray.rank_actor",
 )
 
 

@@ -75,11 +75,11 @@ class _DriverProcess:
         self._read = b""
         try:
             self._process = subprocess.Popen(
-                cluster.driver,
+                # By `env`, beside what the server has: only settings read that.
+                ["env", *(f"{name}={value}" for name, value in cluster.environ.items()), *cluster.driver],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env={**os.environ, **cluster.environ},
                 start_new_session=True,
             )
         except OSError as error:

@@ -23,7 +23,7 @@ from corral.adapters.executors.ray.ledger import (
     read_many,
     write_once,
 )
-from corral.adapters.executors.ray.rank_actor import Rank, actor_name
+from corral.adapters.executors.ray.rank_actor import RankActor, actor_name
 from corral.adapters.executors.ray.states import look_at
 
 # An actor is asked to stop; that it has heard takes no longer, unless its node is in trouble.
@@ -92,7 +92,7 @@ def _group(name: str, request: Request, ranks: int) -> Any:
 
 def _actor(handle: str, rank: int, together: list[int], request: Request, *, group: Any, index: int) -> str:
     bundle = request["bundle"]
-    options = ray.remote(Rank).options(
+    options = ray.remote(RankActor).options(
         name=actor_name(handle, rank),
         namespace=NAMESPACE,
         lifetime="detached",

@@ -29,7 +29,7 @@ def actor_name(handle: str, rank: int) -> str:
     return f"{handle}/{rank}"
 
 
-class Rank:
+class RankActor:
     """`together` are the ranks of its placement group: the last of them to end gives the group back."""
 
     def __init__(self, handle: str, rank: int, together: list[int]) -> None:
