@@ -50,7 +50,7 @@ launch() {{
 umask 077
 mkdir -p {quoted(folder)} && cd {quoted(folder)} || exit 1
 exec 9>lock && flock -w 30 9 ||
-  {{ echo "another launch of {order.key} has not ended" >&2; exit 1; }}
+  {{ echo "another launch of the same order has not ended" >&2; exit 1; }}
 if [ ! -s job ]; then
   found=$(squeue --me --states=all --noheader --name={quoted(name)} --format=%F) || exit 1
   if [ -z "$found" ]; then
