@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from corral.adapters.executors.kubernetes.connection import Connection, connect
+from corral.adapters.executors.kubernetes.connection import ClusterConnection, connect
 from corral.adapters.executors.kubernetes.options import KubernetesOptions
 from corral.domain.errors import CorralError
 from corral.ports.executor import ExecutorUnreachable
@@ -52,10 +52,10 @@ class KubernetesApi:
         self._options = options
         self._pause = pause
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: ClusterConnection | None = None
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ClusterConnection:
         with self._lock:
             if self._connection is None:
                 self._connection = connect(self._options)
@@ -122,7 +122,7 @@ class KubernetesApi:
                 pause_s *= 2
         raise failure
 
-    def _failure(self, status: int, answer: bytes, connection: Connection, path: str) -> CorralError:
+    def _failure(self, status: int, answer: bytes, connection: ClusterConnection, path: str) -> CorralError:
         reason, message = _status_words(answer)
         if status == 401:
             return AccessDenied(
@@ -151,7 +151,7 @@ class ConnectionLost(Exception):
     """No answer; the request may have been carried out."""
 
 
-def _no_answer(connection: Connection, error: Exception) -> ExecutorUnreachable:
+def _no_answer(connection: ClusterConnection, error: Exception) -> ExecutorUnreachable:
     host = connection.client.configuration.host
     return ExecutorUnreachable(
         f"Kubernetes does not answer at {host} ({connection.origin}): {error}",
@@ -160,7 +160,7 @@ def _no_answer(connection: Connection, error: Exception) -> ExecutorUnreachable:
 
 
 def _exchange(
-    connection: Connection,
+    connection: ClusterConnection,
     method: str,
     path: str,
     query: Mapping[str, object],

@@ -13,7 +13,7 @@ from corral.ports.executor import ExecutorUnreachable
 INSTALL = "pip install 'corral[kubernetes]'"
 
 
-class Connection(NamedTuple):
+class ClusterConnection(NamedTuple):
     """The client library's own, with what it does not keep."""
 
     client: Any
@@ -31,7 +31,7 @@ class ClientMissing(ExecutorUnreachable):
     hint = f"Install it where the server runs: {INSTALL}."
 
 
-def connect(options: KubernetesOptions) -> Connection:
+def connect(options: KubernetesOptions) -> ClusterConnection:
     """ExecutorUnreachable if there is no configuration, or one that cannot be read."""
     library, config = _library("kubernetes.client"), _library("kubernetes.config")
     # The class itself: the library's default may have been set by others in this process.
@@ -49,7 +49,7 @@ def connect(options: KubernetesOptions) -> Connection:
         ) from error
     urllib3 = _library("urllib3.exceptions")
     failures = (OSError, HTTPException, library.exceptions.OpenApiException, urllib3.HTTPError)
-    return Connection(library.ApiClient(settings), options.namespace or namespace, origin, failures)
+    return ClusterConnection(library.ApiClient(settings), options.namespace or namespace, origin, failures)
 
 
 def _library(name: str) -> Any:
