@@ -23,7 +23,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,8 +50,9 @@ WHO = (
     'else token=$(sed -n "$((rank + 1))p" "$CORRAL_PLACED_TOKENS"); fi; '
 )
 SAYS_WHO = WHO + 'echo "up $rank $(printf %s "$token" | sha256sum | cut -c1-64)"; '
-# A worker that runs until it is told to end. It has a child, as a worker has.
-STAYS = SAYS_WHO + "trap 'echo asked to end; exit 0' TERM; sleep 600 & wait"
+# Until told to end. With a child, as a worker has; some clusters end that first, and tell the worker then.
+UNTIL_TERM = "sleep 600 & wait; while :; do sleep 1; done"
+STAYS = SAYS_WHO + "trap 'echo asked to end; exit 0' TERM; " + UNTIL_TERM
 HOG = SAYS_WHO + 'exec python3 -c "import time; held = bytearray(400_000_000); time.sleep(600)"'
 
 
@@ -156,9 +157,14 @@ class ExecutorHarness(ABC):
         return [found for found in _processes() if found.environ.get(KEY_VARIABLE) == key]
 
     def kill_rank(self, key: str, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """The worker dies first, and then what it started, which not every cluster finds by itself."""
         found = [worker for worker in self.workers(key) if rank_of(worker) == rank]
         assert len(found) == 1, f"one process of rank {rank}, not {found}"
+        children = [child.pid for child in self.processes(key) if _parent(child.pid) == found[0].pid]
         os.kill(found[0].pid, number)
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def need(self, method: str) -> None:
         """Skips the test where the cluster cannot do this."""
@@ -196,6 +202,13 @@ def _process(pid: int) -> LiveProcess | None:
     except OSError:
         return None
     return LiveProcess(pid, tuple(argv), dict(pair.partition("=")[::2] for pair in environ)) if argv else None
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def sighted(executor: Executor, handle: str, holds: Callable[[Sighting], bool], what: str) -> Sighting:
@@ -463,6 +476,19 @@ class ExecutorContract:
         )
         assert [item for item in executor.launched(cluster.installation) if item.handle == handle] == []
 
+    def test_a_cancelled_worker_has_time_for_a_checkpoint(self, cluster: ExecutorHarness) -> None:
+        """DL-D32: SIGTERM reaches each rank, and none is killed before its grace is over."""
+        executor = cluster.executor()
+        saves = "trap 'sleep 1.5; echo saved; exit 0' TERM; echo ready; " + UNTIL_TERM
+        handle = executor.launch(cluster.order(cluster.key(), 2, SAYS_WHO + saves, grace_s=20.0))
+        for rank in range(2):
+            said(executor, handle, rank, "ready")
+
+        executor.cancel(handle)
+
+        for rank in range(2):
+            said(executor, handle, rank, "saved")
+
     def test_cancel_during_the_start_leaves_nothing(self, cluster: ExecutorHarness) -> None:
         """DL-D22, DL-D27: and a repetition of the launch does not bring it back."""
         executor = cluster.executor()
@@ -498,8 +524,9 @@ class ExecutorContract:
     def test_many_are_observed_with_one_request(self, cluster: ExecutorHarness) -> None:
         """DL-D29: as many requests for three launches as for one."""
         executor = cluster.executor()
-        orders = [cluster.order(cluster.key(), 2, STAYS) for _ in range(3)]
-        handles = [running(cluster, executor, order) for order in orders]
+        handles = [executor.launch(cluster.order(cluster.key(), 2, STAYS)) for _ in range(3)]
+        for handle in handles:
+            sighted(executor, handle, all_are(SightState.RUNNING), "all ranks to run")
 
         counts = []
         for asked in (handles[:1], handles):

@@ -203,6 +203,14 @@ class SlurmCluster:
         """Jobs go on without it, and commands fail until it is started again."""
         self._end("slurmctld")
 
+    def forget_jobs(self) -> None:
+        """As when a job is older than MinJobAge; numbers begin anew."""
+        self.stop_controller()
+        for path in (self.folder / "state").glob("job_state*"):
+            path.unlink()
+        self.start_controller()
+        eventually(self._all_idle, "three idle nodes")
+
     def start_node(self, node: str) -> None:
         (self.folder / f"spool.{node}").mkdir(exist_ok=True)
         self._spawn(f"slurmd-{node}", "slurmd", "-D", "-N", node)
