@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,13 @@ def test_a_worker_of_the_manifests_runs_to_its_end(cluster: KubernetesHarness) -
     handle = executor.launch(cluster.order(cluster.key(), 2, SAYS_WHO, image=IMAGE))
 
     assert not sighted(executor, handle, has_ended, "the end").detail.startswith("Failed")
+
+
+def test_the_page_names_every_option_and_what_is_not_done() -> None:
+    """DL-D19, DL-D20, DL-D32: what is not supported is said, and claims about Kubernetes carry a link."""
+    page = (ROOT / "docs" / "howto" / "kubernetes.md").read_text(encoding="utf-8")
+
+    assert [one.name for one in fields(KubernetesOptions) if f"`{one.name}`" not in page] == []
+    assert "does not isolate the network" in page
+    assert "docs/concepts/workloads/controllers/job/#pod-failure-policy" in page
+    assert all(one.shown in page for one in NEEDED)

@@ -5,6 +5,7 @@ A pod that starts, ends, is disturbed or is deleted changes the numbers in the s
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from corral.adapters.executors.kubernetes.names import JobHandle
@@ -21,6 +22,7 @@ class SettledLaunches:
 
     def __init__(self) -> None:
         self._known: dict[JobHandle, tuple[str, Sighting]] = {}
+        self._lock = threading.Lock()
 
     def get(self, handle: JobHandle, job: Json | None) -> Sighting | None:
         version, found = self._known.get(handle, ("", None))
@@ -28,12 +30,13 @@ class SettledLaunches:
 
     def note(self, handle: JobHandle, job: Json | None, found: Sighting | None) -> None:
         """The pods were read after the Job."""
-        self._known.pop(handle, None)
-        if job is None or found is None or not _is_settled(job, found):
-            return
-        self._known[handle] = (job["metadata"]["resourceVersion"], found)
-        while len(self._known) > _MOST:
-            self._known.pop(next(iter(self._known)), None)
+        settled = job is not None and found is not None and _is_settled(job, found)
+        with self._lock:
+            self._known.pop(handle, None)
+            if settled and job is not None and found is not None:
+                self._known[handle] = (job["metadata"]["resourceVersion"], found)
+            while len(self._known) > _MOST:
+                del self._known[next(iter(self._known))]
 
 
 def _is_settled(job: Json, found: Sighting) -> bool:
