@@ -138,8 +138,8 @@ def test_an_elastic_launch_starts_with_what_there_is(cluster: SlurmHarness) -> N
     eventually(lambda: [rank_of(worker) for worker in cluster.workers(order.key)].count(3), "rank 3 to run")
 
 
-def test_the_deadline_of_one_job_of_an_array_leaves_the_others(cluster: SlurmHarness) -> None:
-    """DL-D31: the number of the last element is the number of the whole array."""
+def test_each_job_of_an_array_has_its_own_deadline(cluster: SlurmHarness) -> None:
+    """DL-D31: each has its own time from its own start, also one that had to wait."""
     executor = cluster.executor()
     order = cluster.order(cluster.key(), 3, STAYS, min_ranks=1, limit_s=1.0, grace_s=0.5)
     order = order._replace(need=Requirements(gpus=2))
