@@ -80,6 +80,10 @@ class Nodes:
         found = [actor for actor in state.actor_table(None).values() if actor["Name"] == request["name"]]
         return int(found[0]["Pid"])
 
+    def dead_actors(self, request: dict[str, Any]) -> int:
+        dead = [actor for actor in state.actor_table(None).values() if actor["State"] == "DEAD"]
+        return sum(actor["Name"] == request["name"] for actor in dead)
+
     def free(self, _: dict[str, Any]) -> dict[str, float]:
         found: dict[str, float] = ray.available_resources()
         return found

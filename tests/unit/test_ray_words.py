@@ -132,3 +132,17 @@ def test_a_sighting_says_what_is_known_and_no_more() -> None:
     )
 
     assert found.ranks == (RankSighting(0, SightState.FAILED, SightCause.UNKNOWN, signal=9),)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"address": "ray://head:10001"}, "client protocol"),
+        ({"cpus": 0.0}, "larger than 0"),
+        ({"timeout_s": -1.0}, "larger than 0"),
+        ({"driver": ()}, "at least one word"),
+    ],
+)
+def test_options_that_could_not_work_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RayCluster(**options)

@@ -25,9 +25,6 @@ class RayExecutor:
         self._api = api or RayApi(cluster)
 
     def preflight(self) -> Sequence[PreflightCheck]:
-        if self._cluster.address.startswith("ray://"):
-            fix = "Give the address of the head, HOST:6379, and a driver that runs on one of its nodes."
-            return [PreflightCheck("address", False, "Ray's client protocol (ray://) is not used", fix)]
         try:
             version = self._api.call("versions", {})["ray"]
             nodes = self._nodes()

@@ -55,6 +55,16 @@ class RayCluster:
     autoscales: bool = False
     timeout_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        if self.address.startswith("ray://"):
+            raise ValueError(
+                "Ray's client protocol is not used: give HOST:6379, and a driver on one of its nodes"
+            )
+        if not self.driver:
+            raise ValueError("the driver is a command, and has at least one word")
+        if self.cpus <= 0 or self.timeout_s <= 0:
+            raise ValueError("cpus and timeout_s are larger than 0")
+
 
 @dataclass(frozen=True)
 class RayNode:
