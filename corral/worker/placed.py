@@ -83,11 +83,14 @@ def _work(settings: Settings, token: str) -> int:
         write_private(settings.worker_home / CA, settings.placed_ca)
     identity = HostIdentity(host_id=me.id, name=me.name, token=token, url=settings.url, slots=1)
     write_identity(settings.worker_home, identity, client_pem=None)
-    threading.Thread(target=_while_wanted, args=(server,), name="corral-wanted", daemon=True).start()
-    return run(settings)
+    over = threading.Event()
+    threading.Thread(target=_while_wanted, args=(server, over), name="corral-wanted", daemon=True).start()
+    status = run(settings)
+    # A cluster takes 0 for a rank that has done its work, and would not start it again.
+    return status if status or over.is_set() else 128 + signal.SIGTERM
 
 
-def _while_wanted(server: Corral) -> None:
+def _while_wanted(server: Corral, over: threading.Event) -> None:
     """Until its token is refused: the run has ended, or other workers have its place."""
     pause = threading.Event()
     while not pause.wait(_LOOK_S):
@@ -95,6 +98,7 @@ def _while_wanted(server: Corral) -> None:
             server.own_host.get()
         except (Unauthenticated, Forbidden):
             logger.info("the run is over, or others have taken this worker's place")
+            over.set()
             os.kill(os.getpid(), signal.SIGTERM)
             return
         except CorralError as error:

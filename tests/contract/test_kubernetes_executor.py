@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
-from support.executor_contract import STAYS, ExecutorContract, ExecutorHarness, running
+from support.executor_contract import (
+    SAYS_WHO,
+    STAYS,
+    UNTIL_TERM,
+    ExecutorContract,
+    ExecutorHarness,
+    nothing_is_left,
+    running,
+    said,
+)
 from support.kubernetes_harness import NODES, KubernetesHarness
 from support.kubernetes_server import KubernetesCluster
 from support.waiting import eventually
@@ -41,3 +52,19 @@ class TestKubernetesExecutor(ExecutorContract):
         eventually(lambda: asked(handles) == 1, "one request for all")
         assert asked(handles[:1]) == 1
         assert executor.observe([]) == {}
+
+    def test_a_cancelled_worker_has_time_for_a_checkpoint(self, cluster: ExecutorHarness) -> None:
+        """DL-D32: told by a file, since Kubernetes keeps nothing that a deleted pod wrote."""
+        executor = cluster.executor()
+        with tempfile.TemporaryDirectory() as folder:
+            saves = "trap 'sleep 1.5; touch \"$SAVED/$rank\"; exit 0' TERM; echo ready; " + UNTIL_TERM
+            order = cluster.order(cluster.key(), 2, SAYS_WHO + saves, grace_s=20.0)
+            order = order._replace(environ={**order.environ, "SAVED": folder})
+            handle = executor.launch(order)
+            for rank in range(2):
+                said(executor, handle, rank, "ready")
+
+            executor.cancel(handle)
+
+            nothing_is_left(cluster, order.key)
+            assert sorted(os.listdir(folder)) == ["0", "1"]

@@ -25,9 +25,10 @@ _PATCH = "application/merge-patch+json"
 
 
 class ApiRefusal(CorralError):
-    """The server understood and said no."""
+    """The cluster understood a request and said no, in the words of the message."""
 
     code = "executor_refused"
+    hint = "`corral executors check NAME` says what is missing."
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -36,9 +37,9 @@ class ApiRefusal(CorralError):
 
 
 class AccessDenied(ExecutorUnreachable):
-    """Nobody is let in with these credentials, or not to this."""
+    """The cluster does not accept our credentials, or does not allow this with them."""
 
-    code = "executor_unreachable"
+    code = "executor_access_denied"
 
     def __init__(self, status: int, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint)

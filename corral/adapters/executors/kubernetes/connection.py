@@ -25,9 +25,9 @@ class ClusterConnection(NamedTuple):
 
 
 class ClientMissing(ExecutorUnreachable):
-    """The extra is not installed."""
+    """The client library of Kubernetes is not installed where the server runs."""
 
-    code = "executor_unreachable"
+    code = "executor_client_missing"
     hint = f"Install it where the server runs: {INSTALL}."
 
 
