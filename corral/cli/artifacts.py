@@ -38,7 +38,8 @@ def _find(corral: Corral, given: str) -> tuple[str, Path]:
     if run.artifact_id is None:
         raise Conflict(
             f"run {run.id} is {run.state} and has no result",
-            hint=f"See `corral show {run.id}`; `corral artifacts ls --run {run.id}` lists its checkpoints.",
+            hint=f"See `corral show {run.id}`; `corral artifacts ls --run {run.id}` lists its checkpoints"
+            f"{', with metrics and samples under record/' if run.spec.train is not None else ''}.",
         )
     return run.artifact_id, Path(f"{run.name}-{run.id}")
 

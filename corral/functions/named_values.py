@@ -15,11 +15,12 @@ import enum
 import pathlib
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from corral.functions.program import MAIN, attribute, is_own, loaded_module
-from corral.functions.stand_ins import StandIn, are_allowed
 
 Part = Callable[[Any], Any]
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
@@ -34,9 +35,43 @@ _MAKERS = ("__new__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getnew
 
 _forms: weakref.WeakKeyDictionary[type[Any], str | None] = weakref.WeakKeyDictionary()
 
+_stand_ins_allowed: ContextVar[bool] = ContextVar("stand_ins", default=False)
+
 
 class NotNamed(Exception):
     """The value needs a pickle; or there is no such class here."""
+
+
+class StandIn:
+    """In place of an object of a class that is not loaded here: its name and what it held, to be shown."""
+
+    def __init__(self, name: str, form: str, parts: Any) -> None:
+        self.name = name
+        self.form = form
+        self.parts = parts.get("__dict__", parts) if form == "model" else parts
+
+    def __repr__(self) -> str:
+        match self.form:
+            case "enum":
+                return f"{self.name}.{self.parts}" if isinstance(self.parts, str) else self._of(self.parts)
+            case "tuple_of":
+                return self._of(self.parts)
+            case "error":
+                return self._of(self.parts[0])
+        return f"{self.name}({', '.join(f'{key}={part!r}' for key, part in self.parts.items())})"
+
+    def _of(self, parts: list[Any]) -> str:
+        return f"{self.name}({', '.join(map(repr, parts))})"
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Within it, values of classes that are not loaded here can be read as well."""
+    token = _stand_ins_allowed.set(True)
+    try:
+        yield
+    finally:
+        _stand_ins_allowed.reset(token)
 
 
 def write_named(value: Any, write: Part) -> dict[str, Any]:
@@ -71,7 +106,7 @@ def read_named(value: dict[str, Any], read: Part) -> Any:
         try:
             found = _class(*value["class"], form=kind)
         except NotNamed:
-            if not are_allowed():
+            if not _stand_ins_allowed.get():
                 raise
             return StandIn(".".join(value["class"]), kind, read(value["v"]))
         return _made(kind, found, read(value["v"]))

@@ -111,6 +111,17 @@ class Agent:
                 self._changed.wait(0.2)
             for lease_id in self._running:
                 logger.warning("the outcome of %s is on disk; the next worker reports it", lease_id)
+        if not self._running:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """Nobody need wait until the host has not been heard of for long."""
+        if self.context.link.away_s:
+            return
+        try:
+            self.beats.corral.leases.claim(self._request(0).model_copy(update={"draining": True}))
+        except CorralError as error:
+            logger.debug("the server is not told that the worker goes: %s", error)
 
     def _only_the_server_is_missing(self) -> bool:
         ended = all(job.child_ended for job in self._running.values())

@@ -122,6 +122,9 @@ def test_a_killed_worker_is_named_and_up_starts_it_again_without_waiting_for_it(
         assert "worker  has died" in shown.stdout
         assert "0 of 1 here" in shown.stdout
         assert "`corral up --detach` starts it again" in shown.stderr
+        # HOUR4-10: `corral why` knows it as well as `corral status` does.
+        run = machine.ok("run", "--detach", "--no-code", "--", "true").strip()
+        assert "the worker has died" in machine("why", run).stderr
         machine.ok("up", "--detach")
         assert "1 of 1 here" in machine.ok("status")
 

@@ -401,6 +401,8 @@ if not start:
 
     assert own.worker.wait(timeout=30) == 0
     assert own.corral.runs.get(run).state == "queued"
+    # HOUR4-14: it said that it goes.
+    assert [host.alive for host in own.corral.hosts.all()] == [False]
     own.start_worker()
     assert own.final(run).state == "succeeded"
     assert own.output(run) == "start 0\nready\nstart 3\n"

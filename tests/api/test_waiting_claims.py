@@ -44,6 +44,19 @@ def test_a_gang_starts_on_what_became_free_after_the_claim_began_to_wait(
     assert [lease["run_id"] for lease in leases] == [run, run]
 
 
+def test_a_worker_that_was_stopped_in_order_is_away_at_once(live: LiveServer, worker: FakeHost) -> None:
+    """HOUR4-14: its host was listed as ready until it had not been heard of for long."""
+    asked(worker)
+    assert live.ok("GET", f"/v1/hosts/{worker.name}")["alive"]
+    asked(worker, max_leases=0, draining=True)
+    assert not live.ok("GET", f"/v1/hosts/{worker.name}")["alive"]
+    why = live.ok("GET", f"/v1/runs/{live.submit(host=worker.name)}/why")
+    ((said,),) = (one["reasons"] for one in why["hosts"] if one["host"] == worker.name)
+    assert said.startswith("the host's worker was stopped (last seen ")
+    worker.claim()
+    assert live.ok("GET", f"/v1/hosts/{worker.name}")["alive"]
+
+
 def test_news_of_a_host_do_not_hide_its_room(
     live: LiveServer, worker: FakeHost, pool: ThreadPoolExecutor
 ) -> None:

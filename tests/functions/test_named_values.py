@@ -18,8 +18,8 @@ import pydantic
 import pytest
 
 from corral.functions import serialize as codec
+from corral.functions.named_values import stand_ins
 from corral.functions.pickling import types_in
-from corral.functions.stand_ins import stand_ins
 
 T = TypeVar("T")
 RAN: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import pickle
 import subprocess
@@ -99,3 +100,12 @@ def test_a_conflict_in_a_function_is_one_for_its_caller() -> None:
 def test_every_code_gives_its_own_class() -> None:
     for kind in (errors.NotFound, errors.DiskFull, corral.VolumeConflict, corral.CorralError):
         assert type(rebuild(ErrorBody(code=kind.code, message="x", hint="", fields=[]))) is kind
+
+
+def test_the_reference_says_how_a_client_is_made() -> None:
+    """HOUR4-20: it was listed, and no page showed what it takes."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "functions.md").read_text()
+    assert list(inspect.signature(corral.Corral).parameters)[:2] == ["url", "token"]
+    assert "`corral.Corral(url, token)`" in page
+    with corral.Corral("http://127.0.0.1:7373", "token") as client:
+        assert callable(client.runs.get)

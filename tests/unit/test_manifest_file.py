@@ -15,6 +15,7 @@ from corral.client.manifests.read import ParsedManifest, load
 from corral.client.manifests.sync import check
 from corral.client.submit.prepare import ProgressListener, RunPreparer
 from corral.client.submit.run_file import expand
+from corral.client.submit.run_file import load as load_run
 from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunSpec
@@ -343,3 +344,21 @@ def test_lines_are_found_through_all_that_toml_can_be() -> None:
 @given(st.text())
 def test_no_text_is_too_odd_to_look_for_lines_in(text: str) -> None:
     TomlLines(text).line(("a", 0, "b"))
+
+
+def test_a_project_under_defaults_is_told_where_it_belongs(folder: Path) -> None:
+    """HOUR4-17: the message did not say what to do."""
+    ((_, key, said),) = problems(folder, '[defaults]\nproject = "lab"\n[runs.a]\nargv = ["x"]\n')
+    assert key == "runs.a.project"
+    assert 'write project = "lab" once, at the top of the manifest' in said
+
+
+def test_a_manifest_and_a_run_file_are_told_apart(folder: Path) -> None:
+    """HOUR4-17: each key was unknown to the other command."""
+    with pytest.raises(InvalidInput, match="is a run file, and no manifest") as caught:
+        load(folder / "runs" / "a.toml", project="default")
+    assert "corral submit" in caught.value.hint
+    (folder / "fleet.toml").write_text('[hosts.tower]\n[runs.a]\nargv = ["x"]\n')
+    with pytest.raises(InvalidInput, match="is a manifest, and no run file") as caught:
+        load_run(folder / "fleet.toml")
+    assert "corral manifest apply" in caught.value.hint

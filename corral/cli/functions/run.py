@@ -22,7 +22,7 @@ from corral.functions import backend as backends
 from corral.functions.calls import Call
 from corral.functions.deployed import function as lookup
 from corral.functions.function import Function, Generator
-from corral.functions.stand_ins import StandIn, stand_ins
+from corral.functions.named_values import StandIn, stand_ins
 
 _WATCH_S = 0.5
 # How long to wait, after a call has ended, for its first output and for each more: a host sends output four

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import psutil
@@ -47,10 +47,21 @@ def status(as_json: AsJson = False) -> None:
     else:
         _show(found)
     for role in died:
-        log = processes.log(role)
-        render.note(f"the {role} has died (its log: {log}); `corral up --detach` starts it again")
+        render.note(_has_died(processes, role))
     if died or not found["ok"]:
         raise typer.Exit(1)
+
+
+def _has_died(processes: Processes, role: Role) -> str:
+    return f"the {role} has died (its log: {processes.log(role)}); `corral up --detach` starts it again"
+
+
+def told_of_dead_worker(settings: Settings, hosts: Collection[str]) -> str | None:
+    """What to say of this machine's worker, if it has died and is one of these hosts' (their ids)."""
+    processes = Processes(settings.home)
+    if processes.find("worker") is not None or not processes.wanted("worker"):
+        return None
+    return _has_died(processes, "worker") if _own_host(settings) in hosts else None
 
 
 def _asked(corral: Corral, dead: str | None) -> dict[str, Any]:

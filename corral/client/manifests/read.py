@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from corral.client.runs import LATEST
-from corral.client.submit.run_file import is_group, parse_toml, path_from, read_text
+from corral.client.submit.run_file import MANIFEST_KEYS, is_group, parse_toml, path_from, read_text
 from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.ids import is_name
@@ -152,6 +152,11 @@ def load(path: Path, *, project: str) -> ParsedManifest:
     text = read_text(path, what="a manifest; docs/reference/manifest.md shows one")
     shown = printable(str(path))
     table = parse_toml(text, what=shown)
+    if not table.keys() & MANIFEST_KEYS and table.keys() & {"argv", "train"}:
+        raise InvalidInput(
+            f"{shown} is a run file, and no manifest",
+            hint=f'Say `corral submit {shown}`, or name it in a manifest: [[runs]] file = "{path.name}".',
+        )
     loaded = ParsedManifest(path.name.removesuffix(".toml"), project, ManifestSource(shown, TomlLines(text)))
     loaded.files.add(path.absolute())
     top = {key: value for key, value in table.items() if key not in ("runs", "hosts")}
@@ -293,9 +298,8 @@ class _RunTables:
         given = table.get("project", self.loaded.project)
         if given == self.loaded.project:
             return True
-        self._wrong(
-            f"{place}.project", f"is {given!r}; all runs of this manifest are of {self.loaded.project}"
-        )
+        said = f"is {given!r}; all runs of this manifest are of {self.loaded.project}"
+        self._wrong(f"{place}.project", f'{said}: write project = "{given}" once, at the top of the manifest')
         return False
 
     def _is_new(self, place: str, name: str) -> bool:

@@ -37,6 +37,10 @@ class RunVariant:
     train: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+# What a manifest has and a run file has not.
+MANIFEST_KEYS = frozenset({"runs", "hosts", "defaults"})
+
+
 def load(
     path: Path,
     overrides: Sequence[str] = (),
@@ -51,8 +55,12 @@ def load(
     """
     text = read_text(path, what="a run file; docs/reference/run-file.md shows one")
     what = printable(str(path))
-    table = {**(defaults or {}), **parse_toml(text, what=what)}
-    return build(table, what=what, overrides=overrides, look=look)
+    given = parse_toml(text, what=what)
+    if given.keys() & MANIFEST_KEYS and not given.keys() & {"argv", "train"}:
+        raise InvalidInput(
+            f"{what} is a manifest, and no run file", hint=f"Say `corral manifest apply {what}`."
+        )
+    return build({**(defaults or {}), **given}, what=what, overrides=overrides, look=look)
 
 
 def parse(

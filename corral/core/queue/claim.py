@@ -23,7 +23,7 @@ from corral.domain.artifacts import Artifact
 from corral.domain.canonical import digest_of
 from corral.domain.errors import Forbidden, NotFound, found
 from corral.domain.hosts.capability import RamNow
-from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.hosts import NO_WORKER, Host
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.leases import Lease
 from corral.domain.runs.queue import LeaseHolding
@@ -96,7 +96,8 @@ class Claim:
         if host.revoked_at is not None:
             # It was let in before it was revoked, and has waited since.
             raise Forbidden(f"host {host.name} is revoked", hint=hint)
-        new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
+        boot_id = NO_WORKER if self.ask.draining else self.ask.boot_id
+        new = host._replace(slots=self.ask.slots, boot_id=boot_id)
         if self.ask.capability is not None:
             new = _with_report(new, self.ask.capability, now)
         if new != host:

@@ -155,7 +155,8 @@ def _kept_from_work(host: Host, *, now: float, policy: ServerPolicy) -> Iterable
         yield HostStanding.REVOKED, "the host's credential is revoked"
     if host.is_away(now, policy.away_s):
         ago = "never" if host.last_seen_at is None else f"{now - host.last_seen_at:.0f} s ago"
-        yield HostStanding.AWAY, f"the host is away (last seen {ago})"
+        away = "the host's worker was stopped" if host.said_goodbye else "the host is away"
+        yield HostStanding.AWAY, f"{away} (last seen {ago})"
     if host.draining:
         yield HostStanding.DRAINING, "the host is being drained"
     if host.is_aside(now) and host.set_aside_until is not None:

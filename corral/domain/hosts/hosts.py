@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from corral.domain.ids import HostId, new_host_id
 
+# The boot of a host whose worker has said that it goes.
+NO_WORKER = ""
+
 
 class Host(NamedTuple):
     """`declared` is what the manifest named in `declared_by` says of it, as JSON; the more restrictive wins.
@@ -45,5 +48,10 @@ class Host(NamedTuple):
         """Whether it may be given runs at all, by what is known of it."""
         return not self.draining and self.revoked_at is None and not self.is_aside(now)
 
+    @property
+    def said_goodbye(self) -> bool:
+        """Its worker was stopped in order, and none has come since."""
+        return self.boot_id == NO_WORKER
+
     def is_away(self, now: float, away_s: float) -> bool:
-        return self.last_seen_at is None or now - self.last_seen_at > away_s
+        return self.said_goodbye or self.last_seen_at is None or now - self.last_seen_at > away_s

@@ -17,6 +17,8 @@ COLLAPSE_STEPS = 3
 # With the policy `skip`: more bad steps in a row than this are not bad luck.
 SKIPS_MAX = 5
 _SOLVED_SLACK = 1e-6
+# A run that a guard stops has no result, and what it recorded is in its last checkpoint.
+_SAMPLES = "samples.jsonl (of a stopped run it is record/samples.jsonl in its last checkpoint)"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class GuardMonitor:
             self._guards.dead_reward,
             f"For {counts.flat} steps, up to step {step}, all completions of each prompt earned "
             f"the same reward (mean {seen.reward:.4g}): advantages are 0 and nothing is learned.",
-            "Look at samples.jsonl; give easier tasks or a reward with partial credit, train with sft first, "
+            f"Look at {_SAMPLES}; give easier tasks or a reward with partial credit, train with sft first, "
             "raise group_size or temperature, or raise guards.dead_reward_steps.",
         )
         return finding if finding.policy == "stop" else self._once(finding)
@@ -186,7 +188,7 @@ class GuardMonitor:
 _COLLAPSE_HINTS = {
     "entropy": "The model has become sure of itself and explores no more: lower learning_rate, raise "
     "temperature or grpo.clip_high, or add grpo.entropy_coef.",
-    "length": "The reward may favour an empty answer: look at samples.jsonl, and let the reward ask for what "
+    "length": f"The reward may favour an empty answer: look at {_SAMPLES}, and let the reward ask for what "
     "the answer must hold.",
 }
 
