@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from corral.domain.endpoints import DRAFT, prefixed
 from corral.errors import FunctionError
 from corral.functions.app import App
 from corral.functions.backend import EndpointTarget, backend
@@ -15,7 +14,6 @@ from corral.functions.options import FunctionSettings
 from corral.functions.pickle_names import pickle_as
 from corral.functions.pickling import pickled, pickled_by_name
 from corral.functions.program import main_name
-from corral.wire.endpoints import DeployRequest, FunctionTable
 
 
 class DeployedFunction(Function[..., Any]):
@@ -68,20 +66,3 @@ def function(
     made = kind(member, nowhere, function=called, params=packed, changes={"options": table["options"]})
     made.target = target
     return made
-
-
-def draft_of(request: DeployRequest) -> DeployRequest:
-    """The same as a draft. It has no schedule: that of the deployed one goes on."""
-    name = prefixed(DRAFT, request.name)
-    service = request.spec.service
-    assert service is not None, "what deploys a function is a service"
-    entry = {**service.entry, "app": f"{DRAFT}{service.entry['app']}"}
-    spec = request.spec.model_copy(
-        update={"name": name, "service": service.model_copy(update={"entry": entry})}
-    )
-    functions = {key: _unscheduled(table) for key, table in request.functions.items()}
-    return request.model_copy(update={"name": name, "spec": spec, "functions": functions})
-
-
-def _unscheduled(table: FunctionTable) -> FunctionTable:
-    return table.model_copy(update={"schedule": None, "schedule_args": None})

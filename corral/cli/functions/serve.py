@@ -10,10 +10,10 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.functions.app_file import File
 from corral.cli.functions.deploy import deploy_all, file_name
+from corral.cli.functions.drafts import draft_of
 from corral.cli.functions.watch import EndpointWatch
 from corral.client.corral import Corral
 from corral.domain.errors import CorralError, NotFound, ServerUnreachable
-from corral.functions.deployed import draft_of
 
 _WATCH_S = 0.5
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, RunId
+from corral.cli.server.status import told_of_dead_worker
+from corral.settings import read_settings
 from corral.wire.runs import HostVerdict, WhyAnswer
 
 # How the server's summary ends where a table of reasons follows.
@@ -26,6 +28,9 @@ def why(run: RunId, as_json: AsJson = False) -> None:
     for line in answer.queue:
         render.say(line)
     show_placements(answer.hosts)
+    # The server notices it only when the host has not been heard of for a while.
+    if dead := told_of_dead_worker(read_settings(), {host.host_id for host in answer.hosts}):
+        render.note(dead)
 
 
 def sentence(answer: WhyAnswer) -> str:
