@@ -8,13 +8,16 @@ from typing import Annotated
 import typer
 
 from corral.cli import complete
-from corral.cli.connect import connect, find_server
+from corral.cli.connect import connect, find_server, own_project
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group
+from corral.cli.runs.follow_ranks import follow_run
+from corral.client.corral import Corral
 from corral.domain.placements.placements import ExecutorKind
 from corral.settings import read_settings
 from corral.wire.base import validated
-from corral.wire.executors import ExecutorRequest, ExecutorView
+from corral.wire.executors import CheckLine, ExecutorCheck, ExecutorRequest, ExecutorView
+from corral.wire.spec.run_file import RunSpec
 
 app = command_group(__doc__)
 
@@ -95,10 +98,16 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def check(name: Name, as_json: AsJson = False) -> None:
+def check(
+    name: Name,
+    deep: Annotated[bool, typer.Option("--deep", help="Also run something there that ends at once.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Say what a launch there needs and whether it is there. Exits 1 if something is missing."""
     with connect() as corral:
         found = corral.executors.check(name)
+        if deep and found.ok:
+            found = _with_a_run(corral, name, found)
     if as_json:
         render.show_json(found)
     else:
@@ -108,6 +117,21 @@ def check(name: Name, as_json: AsJson = False) -> None:
                 render.say(f"         {line.fix}")
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _with_a_run(corral: Corral, name: str, found: ExecutorCheck) -> ExecutorCheck:
+    """The whole way: a worker is brought up, takes a run, and its output comes back."""
+    given = {"name": f"check-{name}", "argv": ["true"], "placement": {"executors": [name]}, "wall_limit": 600}
+    spec = RunSpec.model_validate({**given, "project": own_project(read_settings())})
+    (run_id,) = corral.runs.submit([spec]).ids
+    follow_run(corral, run_id, 1, quiet=True)
+    run = corral.runs.get(run_id)
+    ok = run.state == "succeeded"
+    detail = f"run {run_id} {run.state}" + (f": {run.detail}" if run.detail else "")
+    line = CheckLine(
+        name="run", ok=ok, detail=detail, fix=f"Read `corral why {run_id}` and `corral show {run_id}`."
+    )
+    return ExecutorCheck(ok=ok, checks=[*found.checks, line])
 
 
 @app.command("rm")
