@@ -84,16 +84,6 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(slurm: SlurmClu
     assert "exceeded memory limit" in slurm.output(job)
 
 
-def test_a_cancelled_job_hears_of_it_first(slurm: SlurmCluster) -> None:
-    job = slurm.sbatch(_CHECKPOINTS)
-    eventually(lambda: "up" in slurm.output(job), "the job to run")
-
-    slurm.run("scancel", "--full", job)
-
-    assert slurm.wait_for(job, "CANCELLED")
-    eventually(lambda: "checkpoint" in slurm.output(job), "the words of the job")
-
-
 def test_a_job_in_the_spare_partition_gives_way_and_is_queued_again(slurm: SlurmCluster) -> None:
     spare = slurm.sbatch(_CHECKPOINTS, "-p", "spare", "-N3", "--exclusive")
     eventually(lambda: "up" in slurm.output(spare), "the job to run")
