@@ -509,3 +509,20 @@ def test_why_says_what_the_executor_was_asked_for_and_what_it_told(yard: Yard) -
     assert said is not None
     assert "was asked for 2 workers" in said
     assert "1 has come" in said
+
+
+def test_an_executor_whose_runs_have_ended_can_go_before_their_workers_have(yard: Yard) -> None:
+    cluster = yard.executor("hpc")
+    run_id = placed(yard, "hpc")
+    yard.round()
+    [grant] = yard.worker(run_id, 0)
+    yard.end(grant)
+    cluster.away = True
+
+    yard.db.now_write(lambda tx: executors.remove(tx, "hpc", by=BY._replace(now=1.0), force=False))
+    yard.round(3)
+    assert cluster.launched
+
+    cluster.away = False
+    yard.until(lambda: yard.db.now_read(lambda tx: tx.executors.get("hpc")) is None)
+    assert not cluster.launched

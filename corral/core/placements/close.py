@@ -17,13 +17,14 @@ _LONGEST_BACKOFF_S = 300.0
 
 def needless(tx: Tx) -> list[Placement]:
     """Open placements whose run has ended or is gone, or is held back for long."""
-    return [one for one in tx.placements.open() if one.state in _MAY_CLOSE and not _needed(tx, one)]
+    return [one for one in tx.placements.open() if one.state in _MAY_CLOSE and not is_needed(tx, one)]
 
 
 _MAY_CLOSE = (PlacementState.INTENDED, PlacementState.LAUNCHED)
 
 
-def _needed(tx: Tx, placement: Placement) -> bool:
+def is_needed(tx: Tx, placement: Placement) -> bool:
+    """Whether its run has not ended yet."""
     run = tx.runs.get(placement.run_id)
     return run is not None and run.state not in FINAL
 

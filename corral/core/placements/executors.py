@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from corral.core.audit import Author, note
+from corral.core.placements.close import is_needed
 from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
 from corral.domain.hosts.capability import OWN_HOSTS, Requirements
 from corral.domain.placements.placements import ExecutorKind, ExecutorRecord, Placement
@@ -44,7 +45,9 @@ def find(tx: Tx, name: str) -> ExecutorRecord:
 def remove(tx: Tx, name: str, *, by: Author, force: bool) -> Sequence[Placement]:
     """It gets nothing more, and is gone when nothing of it runs; with `force` what runs is ended too."""
     record = find(tx, name)
-    still = tx.placements.open(name)
+    open_ones = tx.placements.open(name)
+    # Those of runs that have ended are about to be taken away.
+    still = [one for one in open_ones if is_needed(tx, one)]
     if still and not force:
         raise Conflict(
             f"executor {name} has workers for {len(still)} run{'s' if len(still) > 1 else ''}: "
@@ -53,7 +56,7 @@ def remove(tx: Tx, name: str, *, by: Author, force: bool) -> Sequence[Placement]
             "the runs wait for another executor.",
         )
     note(tx, "executor.remove", f"executor:{name}", by, force=force)
-    if still:
+    if open_ones:
         tx.executors.save(record._replace(removed_at=by.now))
     else:
         tx.executors.delete(name)
