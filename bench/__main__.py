@@ -19,10 +19,13 @@ from bench import (
     cycles,
     deep_queue,
     eligibility,
+    gang_start,
     gang_waits,
     help_time,
+    idle,
     manifest,
     memory,
+    observe,
     polling,
     simulation,
     start,
@@ -50,6 +53,9 @@ SCRIPTS: Mapping[str, Callable[[Options], Result]] = {
         help_time,
         simulation,
         gang_waits,
+        gang_start,
+        observe,
+        idle,
     )
 }
 SETTLE_S = 20.0

@@ -42,6 +42,17 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "upload": (*_SERVER, *_CLIENT, "corral/adapters", "bench/upload.py"),
     "help": ("corral/cli/main.py", "corral/__init__.py", "bench/help_time.py"),
     "simulation": (*_SERVER, "bench/simulation.py", "bench/simulated.py"),
+    "gangs": (
+        "corral/core",
+        "corral/store",
+        "corral/domain",
+        "bench/gang_waits.py",
+        "bench/simulated.py",
+        "bench/workload.py",
+    ),
+    "gang_start": (*_SERVER, "corral/worker", "bench/gang_start.py"),
+    "observe": ("corral/adapters/executors", "bench/observe.py"),
+    "idle": (*_SERVER, "corral/adapters/executors", "bench/idle.py"),
     "engine": ("corral/engine", "corral/recipes", "bench/engine"),
     "forecast": ("corral/engine", "corral/recipes", "bench/forecast.py", "bench/forecast_models.py"),
 }

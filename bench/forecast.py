@@ -34,32 +34,11 @@ from typing import Any
 
 from bench import forecast_results as results
 from bench.commits import current
-from bench.forecast_shapes import Shape, words
+from bench.forecast_shapes import SHAPES, words
 
 RESULTS = Path("bench/results")
 # Models that are written at once.
 _WRITERS = 4
-
-SHAPES = {
-    "tiny": Shape("qwen3", 128, 4, 4, 2, 32, 512, 20_000, True),
-    # Fitted to.
-    "qwen3-0.6b": Shape("qwen3", 1024, 28, 16, 8, 128, 3072, 151_936, True),
-    "qwen3-4b/2": Shape("qwen3", 2560, 18, 32, 8, 128, 9728, 151_936, True),
-    "qwen3-8b/4": Shape("qwen3", 4096, 9, 32, 8, 128, 12_288, 151_936, False),
-    "llama-3b": Shape("llama", 3072, 28, 24, 8, 128, 8192, 128_256, True),
-    "small-360m": Shape("llama", 960, 32, 15, 5, 64, 2560, 49_152, True),
-    "llama-1b": Shape("llama", 2048, 16, 32, 8, 64, 8192, 128_256, True),
-    "qwen2.5-1.5b": Shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151_936, True),
-    "mistral-7b/4": Shape("mistral", 4096, 8, 32, 8, 128, 14_336, 32_768, False),
-    # Held out.
-    "smollm-1.7b": Shape("llama", 2048, 24, 32, 32, 64, 8192, 49_152, True),
-    "tinyllama": Shape("llama", 2048, 22, 32, 4, 64, 5632, 32_000, False),
-    "qwen2.5-0.5b": Shape("qwen2", 896, 24, 14, 2, 64, 4864, 151_936, True),
-    "qwen2.5-3b": Shape("qwen2", 2048, 36, 16, 2, 128, 11_008, 151_936, True),
-    "qwen3-1.7b": Shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151_936, True),
-    "nemo-12b/5": Shape("mistral", 5120, 8, 32, 8, 128, 14_336, 131_072, False),
-    "mistral-7b": Shape("mistral", 4096, 32, 32, 8, 128, 14_336, 32_768, False),
-}
 
 
 @dataclass(frozen=True)
@@ -78,12 +57,12 @@ class Setting:
 
 
 def _sft(shape: str, rank: int, batch: int, tokens: int = 300, **more: Any) -> Setting:
-    table = {"batch_size": batch, "steps": 9, "lora": {"rank": rank}, **more}
+    table = {"batch_size": batch, "steps": 15, "lora": {"rank": rank}, **more}
     return Setting(shape, table, tokens)
 
 
 def _grpo(
-    shape: str, rank: int, prompts: int, group: int, completion: int, tokens: int = 100, steps: int = 6
+    shape: str, rank: int, prompts: int, group: int, completion: int, tokens: int = 100, steps: int = 8
 ) -> Setting:
     grpo = {"group_size": group, "max_completion": completion}
     table = {"prompts_per_step": prompts, "steps": steps, "lora": {"rank": rank}, "grpo": grpo}
@@ -113,8 +92,6 @@ SEEN = (
     _grpo("llama-1b", 16, 16, 4, 64),
     _sft("mistral-7b/4", 16, 16),
     _grpo("mistral-7b/4", 2, 8, 4, 64, tokens=200),
-)
-HELD_OUT = (
     _sft("qwen3-1.7b", 16, 32, tokens=200, recompute="full"),
     _grpo("qwen2.5-0.5b", 8, 16, 16, 256),
     _sft("smollm-1.7b", 8, 24, tokens=400),
@@ -124,7 +101,18 @@ HELD_OUT = (
     _sft("qwen2.5-3b", 64, 8, tokens=600),
     _sft("tinyllama", 4, 64, tokens=150),
     _grpo("qwen2.5-3b", 16, 4, 4, 1024, steps=5),
-    _grpo("nemo-12b/5", 4, 8, 4, 64, tokens=200),
+)
+HELD_OUT = (
+    _sft("deepseek-1.3b", 8, 24, tokens=350),
+    _grpo("granite-2b", 16, 8, 8, 256),
+    _sft("yi-6b/4", 32, 16, tokens=250),
+    _grpo("qwen2.5-7b/4", 128, 4, 32, 64),
+    _sft("granite-2b", 128, 8, max_length=4096, tokens=900),
+    _grpo("deepseek-1.3b", 2, 16, 4, 128),
+    _sft("qwen3-14b/8", 16, 16, recompute="full"),
+    _sft("qwen2.5-7b/4", 2, 12, tokens=500),
+    _grpo("llama-8b/4", 8, 2, 32, 1024, tokens=200),
+    _sft("llama-8b/4", 64, 48, tokens=120),
 )
 # Held out too, apart for their 15 GB.
 LARGE = (_sft("mistral-7b", 16, 16), _grpo("mistral-7b", 2, 8, 4, 64, tokens=200))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +47,13 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def server(home: Path, **settings: str) -> Iterator[RunningServer]:
+def server(
+    home: Path, *, argv: Sequence[str] = ("-m", "corral.server"), **settings: str
+) -> Iterator[RunningServer]:
     """`python -m corral.server` on a free port."""
     with (home / "server.out").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "corral.server"],
+            [sys.executable, *argv],
             env=environment(home, **settings),
             stdout=output,
             stderr=subprocess.STDOUT,

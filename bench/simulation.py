@@ -40,7 +40,7 @@ def simulate(work: Workload) -> Result:
     with folder() as home:
         simulation = Simulation(work, home / "simulation.db")
         wall, cpu = time.perf_counter(), time.process_time()
-        simulation.run(_Progress())
+        simulation.run(Progress(NAME))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         problems = check(simulation)
     _report(result, simulation, wall, cpu, problems)
@@ -84,9 +84,10 @@ def _overlapping(simulation: Simulation) -> int:
 
 
 @dataclass
-class _Progress:
+class Progress:
     """On a terminal one line that changes; elsewhere a line now and then."""
 
+    name: str
     began: float = field(default_factory=time.monotonic)
     said: float = field(default_factory=time.monotonic)
 
@@ -97,7 +98,7 @@ class _Progress:
         self.said = now
         done = simulation.work.runs - simulation.unfinished
         text = (
-            f"{NAME}: {done:,} of {simulation.work.runs:,} runs after {now - self.began:.0f} s,"
+            f"{self.name}: {done:,} of {simulation.work.runs:,} runs after {now - self.began:.0f} s,"
             f" {time.process_time():.0f} s of CPU;"
             f" {(simulation.now - simulation.began) / 3600:.1f} h simulated"
         )

@@ -18,6 +18,7 @@ _PUBLIC = {
     "corral.functions.app": "App",
     "corral.functions.calls": "Call UnpickleNotice",
     "corral.functions.classes": "Parameters enter exit method parameter",
+    "corral.functions.connect": "connect",
     "corral.functions.decorator_options": "ClassOptions FunctionOptions",
     "corral.functions.deployed": "function",
     "corral.functions.errors": "CallCancelled CallExpired CallTimeout CannotStart EndpointGone ExitCalled "

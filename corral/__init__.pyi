@@ -32,6 +32,7 @@ from corral.functions.classes import enter as enter
 from corral.functions.classes import exit as exit
 from corral.functions.classes import method as method
 from corral.functions.classes import parameter as parameter
+from corral.functions.connect import connect as connect
 from corral.functions.decorator_options import ClassOptions as ClassOptions
 from corral.functions.decorator_options import FunctionOptions as FunctionOptions
 from corral.functions.deployed import function as function

@@ -6,8 +6,11 @@ CorralError
 │   └── DiskFull, RateLimited, ProjectFull
 ├── ServerUnreachable
 │   └── UntrustedServer                                 corral.client.http.errors
+├── BucketError                                         corral.files.bucket_errors
+│   └── BucketRefused                                   another try does not help
 ├── RankError                                           among the ranks of a run: corral.rank
 │   └── NotInARun, RankTimeout                          the latter a TimeoutError as well
+├── StoreError                                          where replicas meet: corral.diloco
 └── FunctionError                                       around a call: corral.functions.errors
     ├── CallTimeout, NotFinished                        TimeoutErrors as well
     ├── CallCancelled, CallExpired, EndpointGone

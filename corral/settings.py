@@ -40,6 +40,14 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(7373, ge=0, le=65535)
     database: str | None = Field(None, description="A postgresql:// URL; the default is SQLite in `home`.")
+    storage_url: str | None = Field(
+        None,
+        pattern=r"^(s3|gs|az)://[^/?#]+(/[^/?#]+)*/?$",
+        description="The bucket of stored files; the default is a folder in `home`.",
+    )
+    storage_endpoint: str | None = Field(
+        None, pattern=r"^https?://[^/?#]+/?$", description="Of a store that speaks S3 and is not Amazon's."
+    )
 
     tls: Literal["auto", "on", "off"] = "auto"
     tls_names: str = ""
@@ -131,6 +139,11 @@ class Settings(BaseModel):
         return self.home / "installation.json"
 
     @property
+    def storage_file(self) -> Path:
+        """Which bucket the stored files of this home are in."""
+        return self.home / "storage.json"
+
+    @property
     def operator_token_file(self) -> Path:
         return self.home / "operator.token"
 
@@ -139,6 +152,9 @@ class Settings(BaseModel):
         """Where this machine keeps its tokens, its key and others' files; those of its user too."""
         # Through the sockets in the last, other programs of the same user would act for a run.
         named = (Path("~/.corral"), *_folders(self.hide), Path("/run/user"))
+        if self.placed_tokens is not None:
+            # Other workers of the same user have their homes beside its own.
+            named = (*named, self.placed_tokens, self.home.parent)
         there = (folder.expanduser() for folder in named)
         return [self.home, *(folder for folder in there if folder.is_dir())]
 

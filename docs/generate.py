@@ -85,6 +85,9 @@ SETTINGS: Mapping[str, str] = {
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop, and the server is not well, while its disk has less than this.",
     "patience_s": "How long results, streams and `--follow` wait for a server that is away, in seconds.",
+    "storage_url": "The bucket that files are stored in, as `s3://bucket/prefix` "
+    "([how](../howto/storage.md)); a folder in `CORRAL_HOME` when left out.",
+    "storage_endpoint": "Where a store is that speaks S3 and is not Amazon's, as `https://s3.example.org`.",
     "hand_over": "Whether large payloads of clients on the same machine are moved, not sent: `on` or `off`.",
     "gpu_check": "`off`: GPUs count though the worker has not started CUDA on them.",
     "isolation": "`auto`: runs are kept from this host's files and each other's where the host allows it; "

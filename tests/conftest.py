@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support import forked, postgres, slurm_cluster
+from support import forked, postgres, ray_cluster, seaweed, slurm_cluster
 from support.scheduling import FileScheduling, sort_longest_first
 from support.slowest_files import pytest_runtest_logreport, pytest_terminal_summary
 
@@ -33,6 +34,17 @@ settings.load_profile("tests")
 for _number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
+
+
+# A million objects come with the modules and tests, and stay: the collector would look through them again
+# and again, and free none.
+gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,4 +70,6 @@ def _end_what_the_process_shares() -> Iterator[None]:
     yield
     forked.stop()
     postgres.stop()
+    seaweed.stop()
     slurm_cluster.stop()
+    ray_cluster.stop_shared_ray()

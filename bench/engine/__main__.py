@@ -31,11 +31,15 @@ def checks() -> list[dict[str, Any]]:
 
 
 def sft() -> list[dict[str, Any]]:
+    def measured(name: str, micro_tokens: int, packs: int = 1, *, recompute: bool = False) -> dict[str, Any]:
+        batches = ours.full_batches(micro_tokens * packs, 11)
+        return ours.sft(name, batches=batches, micro_tokens=micro_tokens, recompute=recompute).row()
+
     return [
-        ours.sft("qwen3-0.6b", micro_tokens=16384, packs=1, recompute=False).row(),
-        ours.sft("qwen3-0.6b", micro_tokens=4096, packs=1, recompute=False).row(),
-        ours.sft("qwen3-4b", micro_tokens=16384, packs=1, recompute=False).row(),
-        ours.sft("qwen3-4b", micro_tokens=8192, packs=2, recompute=True).row(),
+        measured("qwen3-0.6b", 16384),
+        measured("qwen3-0.6b", 4096),
+        measured("qwen3-4b", 16384),
+        measured("qwen3-4b", 8192, 2, recompute=True),
     ]
 
 

@@ -79,7 +79,7 @@ def gradients_agree() -> dict[str, float]:
 
 
 def _examples() -> list[Example]:
-    texts = shapes.texts(12, seed=4)
+    texts = shapes.texts(shapes.lengths(12, seed=4))
     prompt = texts[0][:150]
     alone = [Example(t, {"ce": [0.0] + [1e-3] * (len(t) - 1)}) for t in texts[1:6]]
     group = [
@@ -108,7 +108,7 @@ def sampling_agrees() -> dict[str, float]:
     """Greedy tokens against generate(), and the sampler's logprobs against the trainer's."""
     made = shapes.model("qwen3-0.6b", layers=4, dtype=torch.float32)
     side = engine(made, Options(micro_tokens=4096))
-    prompts = [text[:300] for text in shapes.texts(9, seed=7)]
+    prompts = [text[:300] for text in shapes.texts(shapes.lengths(9, seed=7))]
     prompts += [prompts[0]] * 3
     done = side.sample(prompts, SamplingParams(max_tokens=64, temperature=0.0))
     same = 0

@@ -36,6 +36,7 @@ MEMORY = (
 SPEED = (
     "train_efficiency",
     "moved_times",
+    "layer_kernel_s",
     "layer_launch_s",
     "pack_s",
     "sequence_s",

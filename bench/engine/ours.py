@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,8 +35,7 @@ class Rate:
     first_s: float
     mfu: float | None = None
     note: str = ""
-    # Tokens and sequences of a step, on average.
-    work: tuple[float, float] = (0.0, 0.0)
+    sampling_s: float | None = None
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,68 +49,63 @@ def engine(made: PreTrainedModel, options: Options, rank: int = 16) -> Engine:
 def sft(
     name: str,
     *,
+    batches: Sequence[Sequence[Example]],
     micro_tokens: int,
-    packs: int,
     recompute: bool,
-    steps: int = 8,
     warm: int = 3,
     rank: int = 16,
 ) -> Rate:
-    """Steps of `packs` packs of `micro_tokens` tokens, packing and copying included."""
+    """A step for each batch, packing and copying included; the first `warm` of them are not counted."""
     made = shapes.model(name)
     side = engine(made, Options(micro_tokens=micro_tokens, recompute=recompute), rank)
     loss = losses.cross_entropy()
-    batches = _batches(micro_tokens * packs, steps + warm)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     first = 0.0
-    times, tokens, sequences = [], 0, 0
+    times, tokens = [], 0
     for number, batch in enumerate(batches):
         begin = time.perf_counter()
         step = side.forward_backward(batch, loss)
-        side.optim_step(1e-4)
-        step.read()
-        torch.cuda.synchronize()
+        norm = side.optim_step(1e-4)
+        step.read(), float(norm)
         if number == 0:
             first = time.perf_counter() - started
         if number >= warm:
             times.append(time.perf_counter() - begin)
             tokens += step.tokens
-            sequences += len(batch)
-    middle = sorted(times)[len(times) // 2]
     rate = tokens / sum(times)
     flops = shapes.flops_per_token(made, length=500, recompute=recompute)
     peak = torch.cuda.max_memory_allocated() / GIB
-    what = (
-        f"sft {name}, {packs} x {micro_tokens} tokens, recompute {'full' if recompute else 'none'}, r{rank}"
-    )
-    return Rate(
-        what,
-        rate,
-        middle,
-        peak,
-        first,
-        mfu=rate * flops / 790e12,
-        work=(tokens / len(times), sequences / len(times)),
-    )
+    laid = f"packs of {micro_tokens} tokens, recompute {'full' if recompute else 'none'}, r{rank}"
+    what = f"sft {name}, {tokens // len(times)} tokens, {laid}"
+    return Rate(what, rate, statistics.median(times), peak, first, mfu=rate * flops / 790e12)
 
 
-def _batches(tokens: int, count: int) -> list[list[Example]]:
+def batches(lengths: Sequence[int], rows: int) -> list[list[Example]]:
+    """So many rows of those lengths each."""
+    texts = shapes.texts(lengths)
+    return [_batch(texts[start : start + rows]) for start in range(0, len(texts), rows)]
+
+
+def _batch(texts: Sequence[list[int]]) -> list[Example]:
+    weight = 1.0 / sum(len(text) - 1 for text in texts)
+    return [Example(text, {"ce": [0.0] + [weight] * (len(text) - 1)}) for text in texts]
+
+
+def full_batches(tokens: int, count: int) -> list[list[Example]]:
     """Texts until each batch holds nearly so many tokens that another would not fit its packs."""
-    batches: list[list[Example]] = []
-    pool = iter(shapes.texts(count * tokens // 300 + 200))
+    made: list[list[Example]] = []
+    pool = iter(shapes.texts(shapes.lengths(count * tokens // 300 + 200)))
     for _ in range(count):
-        batch, held = [], 0
+        held: list[list[int]] = []
         while True:
             text = next(pool)
-            if held + len(text) > tokens * 0.985:
+            if sum(map(len, held)) + len(text) > tokens * 0.985:
                 break
-            held += len(text)
-            batch.append(text)
-        weight = 1.0 / (held - len(batch))
-        batches.append([Example(text, {"ce": [0.0] + [weight] * (len(text) - 1)}) for text in batch])
-    return batches
+            held.append(text)
+        made.append(_batch(held))
+    return made
 
 
 def decoding(name: str, *, rows: int, prompt: int, new: int, adapter: bool = True) -> Rate:
@@ -124,7 +120,7 @@ def decoding(name: str, *, rows: int, prompt: int, new: int, adapter: bool = Tru
     first, spent, whole, steps = 0.0, 0.0, 0.0, 0
     torch.cuda.reset_peak_memory_stats()
     for turn in range(2):
-        prompts = torch.randint(100, 150_000, (rows, prompt), generator=draw).tolist()
+        prompts = torch.randint(100, 32_000, (rows, prompt), generator=draw).tolist()
         for key in range(rows):
             params = SamplingParams(max_tokens=new, seed=turn * rows + key)
             sampler.submit(SamplingRequest(key, prompts[key], params))
@@ -183,7 +179,7 @@ def grpo(
     parts: list[tuple[float, float]] = []
     torch.cuda.reset_peak_memory_stats()
     for turn in range(steps + 1):
-        given = torch.randint(100, 150_000, (prompts, prompt), generator=draw).tolist()
+        given = torch.randint(100, 32_000, (prompts, prompt), generator=draw).tolist()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         sampler = side.sampler(rows=prompts * group, context=prompt + new)
@@ -214,4 +210,5 @@ def grpo(
     middle = sorted(times[1:])[len(times[1:]) // 2]
     note = "; ".join(f"sample {a:.2f} s, train {b:.2f} s" for a, b in parts[1:])
     peak = torch.cuda.max_memory_allocated() / GIB
-    return Rate(what, prompts * group / middle, middle, peak, times[0], note=note)
+    sampling = statistics.median(sample for sample, _ in parts[1:])
+    return Rate(what, prompts * group / middle, middle, peak, times[0], note=note, sampling_s=sampling)

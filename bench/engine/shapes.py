@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-_SIZES = {
-    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "layers": 28, "heads": 16},
-    "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "layers": 36, "heads": 32},
-}
-VOCABULARY = 151_936
+from bench.forecast_shapes import SHAPES
+
 MEDIAN, SPREAD, SHORTEST, LONGEST = 330, 0.8, 48, 2048
-
-
-def config(name: str, *, layers: int | None = None) -> Qwen3Config:
-    size = _SIZES[name]
-    return Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=size["hidden_size"],
-        intermediate_size=size["intermediate_size"],
-        num_hidden_layers=layers or size["layers"],
-        num_attention_heads=size["heads"],
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        eos_token_id=151_645,
-        pad_token_id=151_643,
-    )
+# Tokens that every model here has.
+_FIRST, _LAST = 100, 32_000
 
 
 def model(name: str, *, layers: int | None = None, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """Random weights, made on the GPU."""
+    said = SHAPES[name].config()
+    if layers is not None:
+        said["num_hidden_layers"] = layers
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device("cuda"):
-            made = Qwen3ForCausalLM(config(name, layers=layers))
+            made = AutoModelForCausalLM.from_config(AutoConfig.for_model(said.pop("model_type"), **said))
     finally:
         torch.set_default_dtype(before)
     return made.eval()
@@ -56,9 +40,14 @@ def lengths(count: int, seed: int = 0) -> list[int]:
     ]
 
 
-def texts(count: int, seed: int = 0) -> list[list[int]]:
-    draw = random.Random(seed + 1)
-    return [[draw.randrange(100, 150_000) for _ in range(n)] for n in lengths(count, seed)]
+def spread(count: int, mean: int) -> list[int]:
+    """Evenly, from a quarter of the mean to seven quarters, as in bench/forecast.py."""
+    return [max(8, mean * (1 + 6 * (row * 37 % 101) // 100) // 4) for row in range(count)]
+
+
+def texts(sizes: Sequence[int]) -> list[list[int]]:
+    draw = random.Random(1)
+    return [[draw.randrange(_FIRST, _LAST) for _ in range(size)] for size in sizes]
 
 
 def flops_per_token(made: PreTrainedModel, *, length: float, recompute: bool) -> float:

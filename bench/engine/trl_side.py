@@ -63,7 +63,7 @@ def sft(
     warm: int = 3,
 ) -> Rate:
     count = (steps + warm) * batch * (length // 300 + 2 if packing else 1)
-    rows = Dataset.from_list([{"input_ids": text} for text in shapes.texts(count)])
+    rows = Dataset.from_list([{"input_ids": text} for text in shapes.texts(shapes.lengths(count))])
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         config = SFTConfig(

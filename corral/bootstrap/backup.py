@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ DATABASE = "corral.db"
 BLOBS, _SEGMENTS = Path("blobs"), Path("segments/segments")
 # Small files, and folders of them, that the installation needs beside its database.
 _WORKER = ("worker/token", "worker/host.json", "worker/client.pem", "worker/ca.pem")
-KEPT = ("installation.json", "key", "operator.token", "tls", *_WORKER)
+KEPT = ("installation.json", "storage.json", "key", "operator.token", "tls", *_WORKER)
 SIDE_FILES = tuple(f"{name}{end}" for name in (DATABASE, f"{DATABASE}.part") for end in ("-wal", "-shm"))
 # Something may be removed each time; who removes without end has nothing to back up.
 _ROUNDS = 6
@@ -50,6 +50,10 @@ class StoredFile(NamedTuple):
     @property
     def is_blob(self) -> bool:
         return self.path.parts[0] == BLOBS.name
+
+
+# What of a copy of a database is to be copied.
+Naming = Callable[[Path], Iterator[StoredFile]]
 
 
 class CopyResult(NamedTuple):
@@ -95,16 +99,18 @@ def back_up(settings: Settings, to: BackupFolder) -> CopyResult:
     """An earlier backup in the folder stays whole until this one is."""
     _check_embedded(settings)
     _prepare(to)
+    # A bucket keeps its own; what is in it is not copied.
+    naming = named_files if settings.storage_url is None else named_segments
     part = to.home / f"{DATABASE}.part"
     try:
-        done = _copy_all(settings.home, to.home, part)
+        done = _copy_all(settings.home, to.home, part, naming)
         _copy_kept(settings.home, to.home)
         os.replace(part, to.database)
     finally:
         part.unlink(missing_ok=True)
         _drop_side_files(to.home)
     sync_folder(to.home)
-    stored = list(named_files(to.database))
+    stored = list(naming(to.database))
     _prune(to.home, {one.path for one in stored})
     said = {
         "made_at": time.time(),
@@ -113,6 +119,7 @@ def back_up(settings: Settings, to: BackupFolder) -> CopyResult:
         "files": len(stored),
         "bytes": sum(one.size for one in stored),
         "lost": [str(path) for path in done.lost],
+        "files_in": settings.storage_url,
     }
     write_durably(to.note, json.dumps(said) + "\n")
     return done
@@ -129,21 +136,21 @@ def _prepare(to: BackupFolder) -> None:
     to.home.mkdir(exist_ok=True, mode=0o700)
 
 
-def _copy_all(home: Path, to: Path, part: Path) -> CopyResult:
+def _copy_all(home: Path, to: Path, part: Path, naming: Naming) -> CopyResult:
     for _ in range(_ROUNDS):
-        if (done := _copy_round(home, to, part)) is not None:
+        if (done := _copy_round(home, to, part, naming)) is not None:
             return done
     raise BackupFailed(
         "files are removed faster than they can be copied", hint="Try again when less is removed."
     )
 
 
-def _copy_round(home: Path, to: Path, part: Path) -> CopyResult | None:
+def _copy_round(home: Path, to: Path, part: Path, naming: Naming) -> CopyResult | None:
     """Copy the database, then what it names; None if some of it was removed meanwhile."""
     _snapshot(home / DATABASE, part)
     copied: list[int] = []
     lost: list[Path] = []
-    for one in named_files(part):
+    for one in naming(part):
         try:
             if _has(to, one, home):
                 continue
@@ -203,6 +210,12 @@ def named_files(database: Path) -> Iterator[StoredFile]:
             "SELECT digest, MAX(size) FROM blobs WHERE condemned_at IS NULL GROUP BY digest"
         ):
             yield StoredFile(BLOBS / digest[:2] / digest, size)
+    yield from named_segments(database)
+
+
+def named_segments(database: Path) -> Iterator[StoredFile]:
+    """The logs alone: all that lies in a home whose files are in a bucket."""
+    with closing(opened_copy(database)) as raw:
         for run, attempt, rank, stream, n, size in raw.execute(
             "SELECT run_id, attempt, rank, stream, n, bytes FROM segments WHERE bytes > 0"
         ):
@@ -295,6 +308,10 @@ def main() -> int:
         f"{runs} and {files} ({format_size(said['bytes'])}) are in {to.root}; "
         f"{new if done.copied else 'nothing was new'}\n"
     )
+    if said["files_in"] is not None:
+        sys.stdout.write(
+            f"stored files are not in it: they stay in {said['files_in']}, which has to keep them\n"
+        )
     for path in done.lost:
         sys.stderr.write(f"not in the backup, since the installation has lost it: {path}\n")
     return 0

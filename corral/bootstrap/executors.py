@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 from pydantic import TypeAdapter, ValidationError
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.placements.placements import ExecutorKind, ExecutorRecord
+from corral.domain.placements.prices import PRICES, price_faults
 from corral.ports.executor import Executor
 from corral.wire.faults import in_words
 
-# Options of every kind, which the order of a launch is made from.
-_COMMON = ("url", "command", "image")
+# Options of every kind: the order of a launch is made from them, or the price of what it brings up.
+_COMMON = ("url", "command", "image", *PRICES)
 
 
 class _Kind(NamedTuple):
@@ -34,6 +35,7 @@ class InstalledExecutors:
         command = options.get("command", [])
         if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
             wrong.append(FieldError("command", "is not a list of words"))
+        wrong += price_faults(options)
         _, faults = _read(kind, options)
         if wrong := [*wrong, *faults]:
             raise InvalidInput(
@@ -82,7 +84,19 @@ def _loaded(kind: ExecutorKind) -> _Kind:
         from corral.adapters.executors.kubernetes.options import KubernetesOptions  # noqa: PLC0415
 
         return _Kind(KubernetesOptions, KubernetesExecutor)
-    from corral.adapters.executors.ray.executor import RayExecutor  # noqa: PLC0415
-    from corral.adapters.executors.ray.models import RayCluster  # noqa: PLC0415
+    if kind is ExecutorKind.RAY:
+        from corral.adapters.executors.ray.executor import RayExecutor  # noqa: PLC0415
+        from corral.adapters.executors.ray.models import RayCluster  # noqa: PLC0415
 
-    return _Kind(RayCluster, RayExecutor)
+        return _Kind(RayCluster, RayExecutor)
+    if kind is ExecutorKind.MODAL:
+        from corral.adapters.executors.modal.executor import ModalExecutor  # noqa: PLC0415
+        from corral.adapters.executors.modal.options import ModalOptions  # noqa: PLC0415
+
+        return _Kind(ModalOptions, ModalExecutor)
+    if kind is ExecutorKind.SAGEMAKER:
+        from corral.adapters.executors.sagemaker.executor import SageMakerExecutor  # noqa: PLC0415
+        from corral.adapters.executors.sagemaker.options import SageMakerOptions  # noqa: PLC0415
+
+        return _Kind(SageMakerOptions, SageMakerExecutor)
+    assert_never(kind)

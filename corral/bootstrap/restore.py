@@ -20,6 +20,7 @@ from corral.bootstrap.backup import (
     BackupFolder,
     StoredFile,
     named_files,
+    named_segments,
     opened_copy,
 )
 from corral.bootstrap.installation import write_note
@@ -32,7 +33,8 @@ from corral.files.untrusted import open_regular
 from corral.settings import Settings, read_settings
 
 # What makes an installation; the rest of a home is logs, caches and notes of processes.
-_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", "key", "installation.json", "operator.token")
+_NOTES = ("installation.json", "storage.json")
+_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", "key", *_NOTES, "operator.token")
 _REPLACED = (*_FILES, "blobs", "segments", "partial", "tls")
 # How many damaged files an error names.
 _SHOWN = 10
@@ -87,7 +89,8 @@ def _checked(backup: BackupFolder) -> CheckedBackup:
     _refuse_links(backup)
     files, problems = [Path(DATABASE), *_kept(backup)], []
     lost = set(said.get("lost", ()))
-    for one in named_files(backup.database):
+    naming = named_files if said.get("files_in") is None else named_segments
+    for one in naming(backup.database):
         problem = _problem(backup.home, one)
         if problem is None:
             files.append(one.path)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.clock import SystemClock
 from corral.adapters.secrets.key import load_key
@@ -27,6 +26,7 @@ from corral.bootstrap.executors import InstalledExecutors
 from corral.bootstrap.installation import check_database_is_there, join_installation, keep_note
 from corral.bootstrap.secrets import CipherOnDemand
 from corral.bootstrap.sockets import listen, most_connections, new_loop, open_files, raise_open_files
+from corral.bootstrap.storage import join_storage, open_blobs
 from corral.bootstrap.transport import ServerTransport, wants_tls
 from corral.client.hosts.identity import (
     CLIENT,
@@ -100,9 +100,7 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
     policy = ServerPolicy(**same)
     return Services(
         store=store,
-        blobs=DirectoryBlobs(
-            settings.home, min_free_bytes=settings.min_free_bytes, hand_over=settings.hand_over == "on"
-        ),
+        blobs=open_blobs(settings),
         segments=DirectorySegments(settings.home / "segments"),
         cipher=CipherOnDemand(load_key(settings.home / "key")),
         clock=SystemClock(),
@@ -230,6 +228,7 @@ async def _serve(settings: Settings) -> None:
     tls = transport.tls
     # Before anything is written: what is in this home may belong to another database.
     note = await join_installation(settings, store, SystemClock().now())
+    await asyncio.to_thread(join_storage, settings, note.id)
     services = build_services(settings, store, transport.trust)
     await ensure_identities(settings, store, services.clock.now())
     if transport.authority is not None and transport.trust.hosts_need_certificates:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from corral.client.corral import Corral
 from corral.client.http.discovery import ServerAddress, discover
 from corral.domain.errors import CorralError, ServerUnreachable, Unauthenticated
+from corral.functions.connect import connect as connect_by
 from corral.settings import Settings, read_settings
 
 
 def connect(settings: Settings | None = None) -> Corral:
     settings = settings or read_settings()
     try:
-        return Corral.found(
-            url=settings.url,
-            token=settings.token,
-            home=settings.home,
-            ca=settings.ca,
-            plain_http=settings.plain_http == "allow",
-            patience_s=settings.patience_s,
-        )
+        return connect_by(settings)
     except Unauthenticated:
         # A token is of no use for a server that is not there, so that comes first.
         if settings.url is not None:

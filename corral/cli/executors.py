@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from corral.cli.options import AsJson, command_group
 from corral.cli.runs.follow_ranks import follow_run
 from corral.client.corral import Corral
 from corral.domain.placements.placements import ExecutorKind
+from corral.domain.placements.prices import PER_GPU_HOUR, PER_HOUR
 from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.executors import CheckLine, ExecutorCheck, ExecutorRequest, ExecutorView
@@ -34,6 +36,17 @@ def add(
     ] = None,
     context: Annotated[str | None, typer.Option(help="Kubernetes: the context of the kubeconfig.")] = None,
     address: Annotated[str | None, typer.Option(help="Ray: the address of the cluster.")] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="What a worker costs in an hour, in dollars.", min=0),
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What each GPU costs in an hour beside that, or that of a model; may be given for several.",
+            metavar="[MODEL=]DOLLARS",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Another option of the kind, as KEY=VALUE.", metavar="KEY=VALUE"),
@@ -41,7 +54,12 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add an executor. Runs that name it in `[placement] executors` get their workers there."""
-    given = {"context": context, "address": address}
+    given = {
+        "context": context,
+        "address": address,
+        PER_HOUR: price_per_hour,
+        PER_GPU_HOUR: _gpu_prices(price_per_gpu_hour or ()),
+    }
     options: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     options |= dict(_option(text) for text in option or ())
     options.setdefault("url", url or find_server(read_settings()).url)
@@ -51,6 +69,21 @@ def add(
         made = corral.executors.add(request)
     then = f"executor {made.name} is added; `corral executors check {made.name}` says whether all is there"
     render.show_line(made, then, as_json=as_json)
+
+
+def _gpu_prices(texts: Sequence[str]) -> float | dict[str, float] | None:
+    """One number for every GPU, or a table by model."""
+    found: dict[str, float] = {}
+    for text in texts:
+        model, _, amount = text.rpartition("=")
+        try:
+            found[model] = float(amount)
+        except ValueError:
+            why = f"{text!r} is neither an amount of dollars, as 2.50, nor one of a model, as H100=2.50"
+            raise typer.BadParameter(why, param_hint="--price-per-gpu-hour") from None
+    if "" in found and len(texts) > 1:
+        raise typer.BadParameter("give one price, or one for each model", param_hint="--price-per-gpu-hour")
+    return found.get("", found or None)
 
 
 def _option(text: str) -> tuple[str, object]:
@@ -90,11 +123,20 @@ def show(name: Name, as_json: AsJson = False) -> None:
         ("kind", found.kind),
         ("state", _standing(found)),
     ]
-    about += [("runs", str(found.open)), ("added by", found.created_by)]
+    about += [("runs", str(found.open)), ("cost so far", _cost(found)), ("added by", found.created_by)]
     about += [
         (key, value if isinstance(value, str) else json.dumps(value)) for key, value in found.options.items()
     ]
     render.show_one(found, about, as_json=as_json)
+
+
+def _cost(executor: ExecutorView) -> str | None:
+    """Of what it held for runs that are still known."""
+    known = render.dollars(executor.cost)
+    if not executor.unpriced:
+        return known
+    unknown = f"{executor.unpriced} placement{'s' if executor.unpriced > 1 else ''} of unknown price"
+    return unknown if known is None else f"{known}, and {unknown}"
 
 
 @app.command()
@@ -136,10 +178,20 @@ def _with_a_run(corral: Corral, name: str, found: ExecutorCheck) -> ExecutorChec
 
 @app.command("rm")
 def remove(
-    name: Name,
-    force: Annotated[bool, typer.Option("--force", help="End its workers; their runs wait again.")] = False,
+    names: Annotated[list[str], typer.Argument(help="Executors.", autocompletion=complete.executors)],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="End its workers; their runs wait again. Once more: forget what is left."
+        ),
+    ] = False,
 ) -> None:
-    """Remove an executor. While it has workers only with --force."""
+    """Remove executors. While one has workers only with --force."""
     with connect() as corral:
-        corral.executors.remove(name, force=force)
-    render.say(f"executor {name} is removed" + (" as soon as its workers are gone" if force else ""))
+        for name in names:
+            corral.executors.remove(name, force=force)
+            left = [one.open for one in corral.executors.all() if one.name == name]
+            render.say(f"executor {name} is removed" + (" as soon as its workers are gone" if left else ""))
+            if left:
+                again = f"corral executors rm {name} --force"
+                render.note(f"if its cluster is gone for good, `{again}` once more forgets it")

@@ -21,7 +21,7 @@ from corral.client.manifests import sync as fleet
 from corral.client.manifests.apply import Also, Mode
 from corral.client.manifests.differences import CODE, explained, told_apart
 from corral.client.manifests.read import ParsedManifest, load
-from corral.domain.errors import InvalidInput
+from corral.domain.errors import FieldError, InvalidInput
 from corral.settings import read_settings
 from corral.wire.manifests import ApplyAnswer, ChangeView, DifferenceView
 
@@ -151,11 +151,14 @@ def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAn
         _check(loaded, file)
     with connect(settings) as corral, run_preparer(corral, file.absolute().parent) as shop:
         resolved = fleet.resolve(loaded, shop)
-        answer = explained(corral, resolved, fleet.sync(corral, resolved, shop, mode=mode, also=also))
+        try:
+            answer = explained(corral, resolved, fleet.sync(corral, resolved, shop, mode=mode, also=also))
+        except InvalidInput as error:
+            raise loaded.placed_error(error) from error
     if as_json:
         render.show_json(answer)
     else:
-        _show(answer, resolved.notes, told_apart(resolved))
+        _show(answer, [*map(loaded.placed, _fields(answer))], resolved.notes, told_apart(resolved))
     if answer.problems:
         raise typer.Exit(EXIT_PROBLEMS)
     return answer
@@ -181,10 +184,17 @@ def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
         return fleet.check(loaded, shop)
 
 
-def _show(answer: ApplyAnswer, notes: Iterable[str], variants: Mapping[str, str]) -> None:
+def _fields(answer: ApplyAnswer) -> list[FieldError]:
+    return [FieldError(problem.path, problem.message) for problem in answer.problems]
+
+
+def _show(
+    answer: ApplyAnswer, problems: Iterable[FieldError], notes: Iterable[str], variants: Mapping[str, str]
+) -> None:
     for text in notes:
         render.note(f"note: {text}")
-    render.show_lines([*_lines(answer, variants), Text(_summary(answer))])
+    wrong = [Text(f"! {found.path}: {found.message}", style=_STYLES["!"]) for found in problems]
+    render.show_lines([*_lines(answer, variants), *wrong, Text(_summary(answer))])
     for text in _notes(answer):
         render.note(f"note: {text}")
 
@@ -200,8 +210,6 @@ def _lines(answer: ApplyAnswer, variants: Mapping[str, str]) -> Iterator[Text]:
             yield Text(f"      {_difference(field)}")
     if (more := len(answer.changes) - _SHOWN) > 0:
         yield Text(f"  and {more} more (--json shows all)")
-    for problem in answer.problems:
-        yield Text(f"! {problem.path}: {problem.message}", style=_STYLES["!"])
 
 
 def _difference(field: DifferenceView) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corral.domain.runs.runs import Run
+from corral.domain.hosts.capability import Requirements
+from corral.domain.runs.runs import INSTANCE, Run
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class ServerPolicy:
     preemption: bool = True
     # Where a run names them first, hosts that have joined get so long before an executor is asked.
     own_hosts_first_s: float = 30.0
+    # The same for the instance of a function, for which callers wait.
+    own_hosts_first_instance_s: float = 5.0
     # Models that may be trained, by id or by how it begins (`Qwen/*`); empty is any.
     models: tuple[str, ...] = ()
     # What a schedule submits, as JSON: it is read each time that the schedule makes it.
@@ -40,6 +43,10 @@ class ServerPolicy:
     preempt_after_s: float = 5.0
     # A run that was started again is left alone for this long before it may be asked to make room.
     preempt_guard_s: float = 600.0
+
+    def own_hosts_s(self, need: Requirements) -> float:
+        """How long only hosts that have joined may take a run that names them first."""
+        return self.own_hosts_first_instance_s if need.kind == INSTANCE else self.own_hosts_first_s
 
     def stop_s(self, run: Run) -> float:
         """The longest that a stop may take: a lease to hear of it, the grace to do it, slack to report it."""

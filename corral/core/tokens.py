@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from corral.core.audit import Author, note
+from corral.core.hosts.names import run_host_name
 from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import NotFound, Unauthenticated
 from corral.domain.hosts.hosts import Host
@@ -86,7 +87,7 @@ def make_run_token(tx: Tx, run_id: RunId, name: str, *, now: float, expires_at: 
     if run is None or run.state in FINAL:
         why = "there is no such run" if run is None else f"it has {run.state}"
         raise NotFound(f"no worker can take run {run_id}: {why}", hint="List runs with `corral ls`.")
-    called = f"run-{run_id.removeprefix('r-')}"
+    called = run_host_name(run_id)
     host = tx.hosts.by_name(called)
     if host is None:
         policy = HostPolicy(slots=1, allow=(f"name:{run.name}",), projects=(run.project,))

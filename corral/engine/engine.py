@@ -41,7 +41,8 @@ class Step:
     sums: Sums = field(default_factory=dict)
 
     def add(self, loss: Tensor, sums: Sums) -> None:
-        self.loss = self.loss.to(loss.device) + loss
+        # The zero that it begins with is on the host, and goes along as a number: moving it would wait.
+        self.loss = self.loss + loss
         add_sums(self.sums, sums)
 
     def read(self) -> dict[str, float]:

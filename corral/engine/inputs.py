@@ -186,6 +186,9 @@ def make_engine(
     start_from = None if train.adapter is None else find_adapter(places, train.adapter, which)
     lora = train.lora if train.method == "lora" else None
     names = adapters.attach(loaded.model, lora, seed=seed, start_from=start_from)
+    if loaded.model.device.type == "cuda":
+        # Left to the host are small tensors, and waiting for other threads costs milliseconds for each.
+        torch.set_num_threads(1)
     micro = forecast.micro_tokens if forecast else max(_MICRO_TOKENS, train.max_length)
     recompute = forecast.recompute if forecast else train.recompute
     options = Options(

@@ -1,1 +1,1 @@
-"""Files that processes of one machine share: whole writes, locks, large files; standard library only."""
+"""Files that processes share: whole writes, locks, large files, and objects in a bucket."""

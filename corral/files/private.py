@@ -40,14 +40,14 @@ def find_others(root: Path) -> tuple[Path, str] | None:
     """
     if sys.platform == "win32":
         return None
-    why = _why_not_ours(root.lstat())
+    why = why_not_ours(root.lstat())
     if why is not None:
         return root, why
     for parent, folders, names in os.walk(root):
         for name in (*folders, *names):
             path = Path(parent, name)
             try:
-                why = _why_not_ours(path.lstat())
+                why = why_not_ours(path.lstat())
             except FileNotFoundError:
                 continue
             if why is not None:
@@ -55,7 +55,8 @@ def find_others(root: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _why_not_ours(found: os.stat_result) -> str | None:
+def why_not_ours(found: os.stat_result) -> str | None:
+    """Why what an `lstat` found may be of others' making; None if it is ours alone."""
     if stat.S_ISLNK(found.st_mode):
         return "is a link"
     if sys.platform != "win32" and found.st_uid != os.geteuid():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, Unpack, dataclass_transform, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, dataclass_transform, overload
 
 from corral.functions.classes import class_member, parameter
 from corral.functions.decorator_options import ClassOptions, FunctionOptions, refuse_secrets, settings_of
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
 from corral.functions.member import AppMembers, Callee, Member, check_scheduled, is_async, kind_of
-from corral.functions.options import Environment, FunctionResources, FunctionSettings, as_names
+from corral.functions.options import Environment, FunctionResources, FunctionSettings, as_executors, as_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +41,7 @@ class App(AppMembers):
         system: Sequence[str] = (),
         gpu: str | int | Sequence[str] | None = None,
         memory: str | int | None = None,
+        executors: Sequence[str] | Literal["cheapest"] = (),
         secrets: Sequence[str] = (),
         env: dict[str, str] | None = None,
         public_env: Sequence[str] = (),
@@ -59,6 +60,7 @@ class App(AppMembers):
             secrets=as_names(secrets, "secrets"),
             env=tuple(sorted((env or {}).items())),
             public_env=as_names(public_env, "public_env"),
+            executors=as_executors(executors),
         )
         refuse_secrets(self._settings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from corral.domain.secrets.secrets import refusal, secret_names
 from corral.functions.options import (
@@ -17,6 +17,7 @@ from corral.functions.options import (
     Period,
     Retries,
     Scale,
+    as_executors,
     as_names,
     as_retries,
 )
@@ -48,6 +49,10 @@ class ClassOptions(TypedDict, total=False):
     """Labels that the host must carry, all of them."""
     hosts: Sequence[str]
     """Only these hosts, by name."""
+    executors: Sequence[str] | Literal["cheapest"]
+    """Where instances are brought up, tried in this order: names of executors, as "slurm", "fleet" for the
+    hosts that have joined, and "cheapest" for all others by their price. Without it, on hosts that have
+    joined. By default what the app says."""
     system: Sequence[str]
     """Programs or Debian packages that the host must have already, beside those of the app."""
     secrets: Sequence[str]
@@ -101,6 +106,8 @@ def settings_of(
         raise TypeError(f"there is no option {', '.join(unknown)}{meant}")
     given = {key: value for key, value in options.items() if value is not None or key == "queue_delay"}
     given |= {key: as_names(given[key], key) for key in _LISTS if key in given}
+    if "executors" in given:
+        given["executors"] = as_executors(given["executors"])
     system = (*base.resources.system, *given.pop("system", ()))
     changes = {
         **_of(FunctionSettings, given),

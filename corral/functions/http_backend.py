@@ -26,6 +26,7 @@ from corral.domain.calls import INLINE_BYTES
 from corral.domain.endpoints import LIVE, prefixed
 from corral.domain.errors import BlobMissing, DigestMismatch, InvalidInput, NotFound
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
+from corral.functions.connect import connect
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.importing import refuse_unguarded
 from corral.functions.member import Member, endpoint_name
@@ -39,7 +40,7 @@ from corral.wire.calls import CallView
 from corral.wire.endpoints import DeployRequest, FunctionTable, Scaling
 from corral.wire.payloads import PayloadBody
 from corral.wire.spec.run_file import BuiltEnvironment, RunSpec, ServiceTable
-from corral.wire.spec.tables import Resources, RetryBudgets
+from corral.wire.spec.tables import PlacementTable, Resources, RetryBudgets
 
 T = TypeVar("T")
 
@@ -63,14 +64,7 @@ class HttpBackend:
     @classmethod
     def from_settings(cls) -> HttpBackend:
         settings = read_settings()
-        corral = Corral.found(
-            url=settings.url,
-            token=settings.token,
-            home=settings.home,
-            ca=settings.ca,
-            plain_http=settings.plain_http == "allow",
-            patience_s=settings.patience_s,
-        )
+        corral = connect(settings)
         project = corral.tokens.own_project() if settings.project_is_open else None
         return cls(corral, project or settings.project, locks=LockCache(settings.home / "locks"))
 
@@ -132,6 +126,7 @@ class HttpBackend:
             code_digest=digest,
             environment=self._environment(member, anew=not live),
             resources=Resources.model_validate(settings.resources.table()),
+            placement=PlacementTable(executors=list(settings.executors)),
             secrets=list(settings.secrets),
             env=dict(settings.env),
             # Another instance is made where one is lost; the run itself is not tried again.

@@ -220,6 +220,8 @@ class FunctionSettings:
     schedule: Cron | Period | None = None
     # An instance that has more when it looks is closed in good order, and another takes its place.
     max_memory: str | int | None = None
+    # Who brings up the hosts of its instances, in this order.
+    executors: tuple[str, ...] = ()
 
     def call_options(self) -> dict[str, Any]:
         table: dict[str, Any] = {"keep_s": seconds(self.keep, "keep")}
@@ -245,6 +247,10 @@ def as_names(given: Sequence[str], what: str) -> tuple[str, ...]:
     if isinstance(given, str):
         raise TypeError(f'{what} takes a list, as ["{given}"]')
     return tuple(given)
+
+
+def as_executors(given: Sequence[str]) -> tuple[str, ...]:
+    return ("cheapest",) if given == "cheapest" else as_names(given, "executors")
 
 
 pickle_as("corral.functions.options", Settings=FunctionSettings, Resources=FunctionResources)

@@ -97,6 +97,10 @@ class BlobStore(Protocol):
 
     def has(self, digest: Digest) -> bool: ...
 
+    def lacking(self, digests: Sequence[Digest]) -> list[Digest]:
+        """Those of them that are not there, in less time than to ask for each."""
+        ...
+
     def size(self, digest: Digest) -> int:
         """KeyError if absent."""
         ...

@@ -33,6 +33,9 @@ class Calibration:
     cpu_saved: float
     train_efficiency: float
     moved_times: float
+    head_moved_times: float
+    attention_times: float
+    layer_kernel_s: float
     layer_launch_s: float
     replay_work: float
     forward_layer_s: float

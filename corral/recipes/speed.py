@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
 from corral.recipes.forecast_case import ForecastCase, MemoryPlan
+from corral.recipes.gpus import GpuFacts
 from corral.recipes.memory import computed_per_token, replayed
 from corral.recipes.models import ModelFacts, block_params, lora_params
 from corral.recipes.train_tables import Train
 
 # A backward pass of attention does five products where the forward pass does two.
 _ATTENTION_BACKWARD = 2.5
+# A group of completions behind one prompt may be cut, so that its parts are at most a pack divided by this.
+GROUP_CUTS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class StepLoad:
     prompt: float = 0.0
     completion: float = 0.0
     completions: int = 0
+    prompts: int = 0
 
 
 def load_of(case: ForecastCase) -> StepLoad:
@@ -55,6 +59,7 @@ def load_of(case: ForecastCase) -> StepLoad:
         prompt=prompt,
         completion=completion,
         completions=completions,
+        prompts=train.prompts_per_step,
     )
 
 
@@ -66,14 +71,28 @@ def flops_per_token(
     An adapter's backward pass needs no products for the frozen weights. `trained` is the share of tokens
     whose logits are needed.
     """
-    backwards = 2 if train.method == "full" else 1
-    blocks = 2.0 * block_params(facts) * (forwards + backwards)
-    head = 2.0 * facts.vocab * facts.hidden * (1 + backwards) * trained
-    attention = 2.0 * facts.layers * facts.query_width * length * (forwards + _ATTENTION_BACKWARD)
-    adapter = 0.0
-    if train.method == "lora":
-        adapter = 2.0 * lora_params(facts, train.lora.rank, train.lora.targets) * (forwards + 2)
-    return blocks + head + attention + adapter
+    attention = _attention_flops(facts, length, forwards)
+    return _block_flops(train, facts, forwards) + _head_flops(train, facts) * trained + attention
+
+
+def _block_flops(train: Train, facts: ModelFacts, forwards: int) -> float:
+    """The products with weights in the layers, for one token."""
+    blocks = 2.0 * block_params(facts) * (forwards + _backwards(train))
+    if train.method != "lora":
+        return blocks
+    return blocks + 2.0 * lora_params(facts, train.lora.rank, train.lora.targets) * (forwards + 2)
+
+
+def _head_flops(train: Train, facts: ModelFacts) -> float:
+    return 2.0 * facts.vocab * facts.hidden * (1 + _backwards(train))
+
+
+def _attention_flops(facts: ModelFacts, length: float, forwards: int) -> float:
+    return 2.0 * facts.layers * facts.query_width * length * (forwards + _ATTENTION_BACKWARD)
+
+
+def _backwards(train: Train) -> int:
+    return 2 if train.method == "full" else 1
 
 
 def expected_packs(load: StepLoad, micro_tokens: int, constants: Calibration) -> float:
@@ -88,6 +107,28 @@ def expected_packs(load: StepLoad, micro_tokens: int, constants: Calibration) ->
     return 1.0 + sum(_above(number * room, load.tokens, deviation) for number in range(1, most + 1))
 
 
+def grouped_packs(load: StepLoad, micro_tokens: int, constants: Calibration) -> float:
+    """Packs of groups that share their prompt and whose completions are equally long."""
+    most = int(micro_tokens * constants.pack_fill)
+    return min(_packs_of_cut(load, max(1, most // parts), most) for parts in GROUP_CUTS)
+
+
+def _packs_of_cut(load: StepLoad, part: int, most: int) -> float:
+    """The same for one way to cut them: as many completions as a part holds, and what is left of a group."""
+    group = max(1, round(load.completions / load.prompts))
+    together = min(group, max(1, int((part - load.prompt) // load.completion)))
+    whole = load.prompt + together * load.completion
+    left = group % together
+    rest = load.prompt + left * load.completion if left else 0.0
+    wholes, rests = load.prompts * (group // together), load.prompts if left else 0
+    in_pack = max(1, int(most // whole))
+    packs = math.ceil(wholes / in_pack)
+    if rests:
+        beside = int((most - in_pack * whole) // rest) * packs
+        packs += math.ceil(max(0, rests - beside) / max(1, int(most // rest)))
+    return float(packs)
+
+
 def _above(limit: float, mean: float, deviation: float) -> float:
     """The chance that a normal number lies above a limit."""
     return 0.5 * math.erfc((limit - mean) / (deviation * math.sqrt(2)))
@@ -95,24 +136,39 @@ def _above(limit: float, mean: float, deviation: float) -> float:
 
 def training_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad) -> float:
     """Forward and backward passes over one step's tokens, and the optimiser."""
-    constants, facts, gpu = case.constants, case.facts, case.device.gpu
-    packs = expected_packs(load, plan.micro_tokens, constants) if case.train.pack else float(load.pieces)
-    forwards = 2 if plan.recompute == "full" else 1
-    share = load.trained / load.tokens if load.tokens else 1.0
-    each = flops_per_token(case.train, facts, length=load.mean, trained=share, forwards=forwards)
-    if gpu is None:
+    constants, facts = case.constants, case.facts
+    packs = float(load.pieces)
+    if case.train.pack:
+        packs = expected_packs(load, plan.micro_tokens, constants)
+    if case.device.gpu is None:
+        forwards = 2 if plan.recompute == "full" else 1
+        share = load.trained / load.tokens if load.tokens else 1.0
+        each = flops_per_token(case.train, facts, length=load.mean, trained=share, forwards=forwards)
         work = each * load.tokens / (constants.cpu_flops * case.device.cores)
         return work + packs * facts.layers * constants.cpu_layer_s * (forwards + 2) + constants.step_s
-    # Packs on a GPU are filled up to their size, so that one compiled program serves all. Products are work;
-    # everything between them waits for memory.
-    work = each * plan.micro_tokens / (gpu.flops * constants.train_efficiency)
-    moved = plan.micro_tokens * computed_per_token(facts) * facts.layers * case.width
-    work += moved * constants.moved_times * (forwards + 1) / 2 / gpu.bytes_per_s
-    host = facts.layers * constants.layer_launch_s * (forwards + 1) / 2
-    if replayed(case, plan):
-        host = 0.0
+    if case.train.pack and load.completions:
+        packs = max(packs, grouped_packs(load, plan.micro_tokens, constants))
     around = constants.step_s + load.pieces * constants.sequence_s
-    return packs * (max(work, host) + constants.pack_s) + around
+    return packs * (_pack_s(case, plan, load, packs, case.device.gpu) + constants.pack_s) + around
+
+
+def _pack_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad, packs: float, gpu: GpuFacts) -> float:
+    """One pack on a GPU. It is filled up to its size, so that one compiled program serves all. Products are
+    work, what lies between them waits for memory, and every layer launches its many small parts."""
+    constants, facts, train = case.constants, case.facts, case.train
+    forwards = 2 if plan.recompute == "full" else 1
+    layers = facts.layers * (forwards + 1) / 2
+    tokens = plan.micro_tokens
+    # Logits are computed for whole chunks.
+    chunk = constants.chunk_tokens
+    scored = math.ceil(load.trained / packs / chunk) * chunk
+    flops = _block_flops(train, facts, forwards) * tokens + _head_flops(train, facts) * scored
+    attention = _attention_flops(facts, load.mean, forwards) * tokens * constants.attention_times
+    moved = tokens * computed_per_token(facts) * layers * constants.moved_times
+    moved += scored * facts.vocab * constants.head_moved_times
+    work = (flops / constants.train_efficiency + attention) / gpu.flops + moved * case.width / gpu.bytes_per_s
+    work += layers * constants.layer_kernel_s
+    return work if replayed(case, plan) else max(work, layers * constants.layer_launch_s)
 
 
 def forward_s(case: ForecastCase, tokens: float) -> float:

@@ -121,6 +121,7 @@ class ControlPlane:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.services.placer.close()
             await self.services.notifier.close()
             await self.services.store.close()
             self.services.io.shutdown(wait=True)

@@ -75,8 +75,13 @@ STATUS: Mapping[str, int] = {
 
 
 def body_of(error: CorralError) -> ErrorBody:
-    fields = [ErrorField(path=f.path, message=f.message) for f in error.fields]
-    return ErrorBody(code=error.code, message=error.message, hint=error.hint, fields=fields)
+    fields = [ErrorField(path=_sent(f.path), message=_sent(f.message)) for f in error.fields]
+    return ErrorBody(code=error.code, message=_sent(error.message), hint=_sent(error.hint), fields=fields)
+
+
+def _sent(text: str) -> str:
+    """What the caller wrote may be in it, and half a surrogate pair cannot be sent."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def render(error: CorralError) -> JSONResponse:

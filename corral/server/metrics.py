@@ -75,6 +75,9 @@ def gauges_of(tx: Tx, *, now: float, policy: ServerPolicy) -> Gauges:
     """What is read from the store for one scrape."""
     hosts = [host for host in tx.hosts.page(None, 10_000) if host.revoked_at is None]
     here = [host for host in hosts if not host.is_away(now, policy.away_s)]
+    # A worker that was brought up for one run goes away with it; only other hosts are missed.
+    of_runs = tx.hosts.of_runs()
+    away = [host for host in hosts if host not in here and host.id not in of_runs]
     cards = sum(len(effective_of(host).gpus or ()) for host in here if host.capability is not None)
     waiting = tx.runs.counts_by_project()
     return {
@@ -87,7 +90,7 @@ def gauges_of(tx: Tx, *, now: float, policy: ServerPolicy) -> Gauges:
         ],
         "corral_runs_failed": [({"project": p, "reason": why}, n) for p, why, n in tx.runs.failures()],
         "corral_leases_live": [({}, tx.leases.live_count())],
-        "corral_hosts": [({"alive": "yes"}, len(here)), ({"alive": "no"}, len(hosts) - len(here))],
+        "corral_hosts": [({"alive": "yes"}, len(here)), ({"alive": "no"}, len(away))],
         "corral_slots": [({}, sum(effective_slots(host.slots, declared_of(host)) for host in here))],
         "corral_gpus": [({}, cards)],
         "corral_gpus_busy": [

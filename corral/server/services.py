@@ -15,6 +15,7 @@ from corral.core.calls.exchange import CallExchange
 from corral.core.hosts.samples import SampleBuffer
 from corral.core.leases.outcomes import LeaseEnder
 from corral.core.logs import LogWriter
+from corral.core.placements.cluster_calls import ClusterCalls
 from corral.core.placements.orders import OrderDesk
 from corral.core.placements.place import Placing
 from corral.core.placements.placer import Placer
@@ -93,8 +94,11 @@ class Services:
         self.long_polls = LongPolls(self.board.shapes)
         self.claims = ClaimDesk(self.store, self.clock, self.policy, self.board, self.long_polls, self.hub)
         placing = Placing(self.board, self.policy, self.cipher)
-        desk = OrderDesk(placing, self.trust.ca_pem)
-        self.placer = Placer(self.store, self.clock, placing, desk, self.executors, self.in_thread)
+        desk = OrderDesk(placing, self.trust.ca_pem, self.trust.shuts_placed_workers_out)
+        self.clusters = ClusterCalls()
+        self.placer = Placer(
+            self.store, self.clock, placing, desk, self.executors, self.clusters.tend, self.clusters.ask
+        )
         self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
         self.token_cache = TokenCache(lambda: self.clock.now())
         self.streams = OpenStreams(self.store, self.clock)

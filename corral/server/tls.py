@@ -26,6 +26,16 @@ class TlsTrust:
     def pin(self) -> str | None:
         return None if self.ca_pem is None else first_pin(self.ca_pem)
 
+    @property
+    def shuts_placed_workers_out(self) -> str | None:
+        """Why no worker that an executor brings up could get in; None if it could."""
+        if not self.hosts_need_certificates:
+            return None
+        return (
+            "this server wants client certificates of hosts (CORRAL_TLS_CLIENTS=require), and a worker that"
+            " an executor brings up has a token alone"
+        )
+
     def binds(self, token: Token, peer: str | None) -> bool:
         """Whether a call with this token may come over a connection of this peer."""
         if token.scope not in (Scope.HOST, Scope.RUN):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 
 from pydantic import JsonValue as Json
 
+from corral.core.hosts.names import host_name
 from corral.core.hosts.samples import FRESH_S
-from corral.core.leases.usage import cost_so_far
+from corral.core.placements.costs import run_cost
 from corral.core.policy import ServerPolicy
 from corral.core.queue.eligibility import declared_of, effective_of
 from corral.core.queue.grants import Grant
@@ -22,11 +23,11 @@ from corral.domain.hosts.capability import RamNow
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots
 from corral.domain.hosts.samples import HostSampleRecord
-from corral.domain.ids import HostId, LeaseId
+from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.leases import LeaseState
-from corral.domain.runs.reasons import HINTS
+from corral.domain.runs.hints import hint_of
 from corral.domain.runs.runs import Event, Rank, Run
-from corral.domain.runs.states import FINAL, LEASED
+from corral.domain.runs.states import LEASED
 from corral.server.sample_views import host_sample_view, rank_sample_view
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
@@ -39,35 +40,32 @@ class NameLookup:
     """Names of hosts and groups, looked up once per answer."""
 
     def __init__(self, tx: Tx) -> None:
-        self._hosts = cache(tx.hosts.get)
+        self._hosts = cache(partial(host_name, tx))
         self._groups = cache(tx.groups.get)
 
     def host(self, host_id: HostId | None) -> str | None:
-        host = self._hosts(host_id) if host_id else None
-        # One that was removed has no name any more.
-        return host.name if host else host_id
+        return (self._hosts(host_id) or host_id) if host_id else None
 
     def group(self, run: Run) -> str | None:
         group = self._groups(run.group_id) if run.group_id else None
         return group.name if group else None
 
 
-def run_view(tx: Tx, run: Run, names: NameLookup) -> RunView:
+def run_view(tx: Tx, run: Run, names: NameLookup, *, now: float) -> RunView:
     live = tx.leases.live_of_run(run.id) if run.state in LEASED else []
     progress: dict[str, Json] = json.loads(live[0].progress) if live else {}
     changed_at = run.updated_at or max(run.created_at, run.started_at or 0.0, run.ended_at or 0.0)
-    hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
     return RunView(
         **{
             **run._asdict(),
             "group": names.group(run),
             "host": names.host(run.last_host),
             "labels": json.loads(run.labels),
-            "hint": hint.format(run=run.id) if hint else None,
+            "hint": hint_of(run),
             "progress": progress,
             "metrics": json.loads(run.metrics),
             "updated_at": changed_at,
-            "cost": cost_so_far(run, live),
+            "cost": run_cost(tx, run, live, now),
         }
     )
 
@@ -81,7 +79,7 @@ def run_detail(tx: Tx, run: Run, *, now: float) -> RunDetail:
         )
         for attempt in tx.attempts.of_run(run.id)
     ]
-    view = run_view(tx, run, names)
+    view = run_view(tx, run, names, now=now)
     # Not kept for the next answer: a spec of 1 MiB may be 26 MiB as objects.
     spec = RunSpec.model_validate_json(tx.runs.spec(run.id))
     told = {
@@ -169,6 +167,7 @@ def host_view(
     credential_expires_at: float | None = None,
     sample: HostSampleRecord | None = None,
     ram: RamNow | None = None,
+    run_id: RunId | None = None,
 ) -> HostView:
     capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
     counts = capability
@@ -179,6 +178,7 @@ def host_view(
         **{
             **host._asdict(),
             "busy": busy,
+            "run_id": run_id,
             "alive": host.revoked_at is None and not host.is_away(now, policy.away_s),
             "credential_expires_at": credential_expires_at,
             "capability": capability,

@@ -673,7 +673,10 @@ CREATE TABLE placements (
     try_at REAL,
     seen TEXT,
     why TEXT,
-    lost INTEGER NOT NULL
+    lost INTEGER NOT NULL,
+    price_per_hour REAL,
+    held_at REAL,
+    chosen TEXT
 );
 CREATE UNIQUE INDEX placements_key ON placements (launch_key);
 CREATE INDEX placements_run ON placements (run_id, created_at);

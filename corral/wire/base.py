@@ -144,9 +144,10 @@ def _is(ok: Callable[[str], bool], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _without_nul(text: str) -> str:
-    # A child's last words may be binary; they are worth keeping, and Postgres takes no NUL.
-    return text.replace("\0", "\ufffd")
+def _as_unicode(text: str) -> str:
+    # A child's last words may be binary; they are worth keeping, and Postgres takes no NUL. Half a surrogate
+    # pair no database takes.
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _storable(value: dict[str, Json]) -> dict[str, Json]:
@@ -158,7 +159,7 @@ def _storable(value: dict[str, Json]) -> dict[str, Json]:
     return value
 
 
-PlainText = Annotated[str, AfterValidator(_without_nul)]
+PlainText = Annotated[str, AfterValidator(_as_unicode)]
 JsonMap = Annotated[dict[str, Json], AfterValidator(_storable)]
 Duration = Annotated[float, BeforeValidator(_seconds)]
 Size = Annotated[int, BeforeValidator(parse_size)]

@@ -128,6 +128,18 @@ class VersionView(Answer):
     created_by: str
 
 
+class InstanceView(Answer):
+    """One instance of an endpoint, and where it is."""
+
+    run: str
+    version: int
+    state: str = Field(description="That of its run.")
+    ready: bool = False
+    host: str | None = None
+    executor: str | None = Field(None, description="Who brought up its worker, or is asked to.")
+    node: str | None = Field(None, description="Where the cluster says that the worker is.")
+
+
 class EndpointView(Answer):
     id: str
     project: str
@@ -139,6 +151,9 @@ class EndpointView(Answer):
     functions: dict[str, Annotated[FunctionTable, known_only(FunctionTable)]] = {}
     instances: int = 0
     ready: int = 0
+    standings: list[InstanceView] = Field(
+        [], description="Its instances, the oldest first; a hundred at most."
+    )
     queued: int = 0
     running: int = 0
     created_at: float

@@ -19,7 +19,13 @@ class ExecutorRequest(Strict):
 
 
 class ExecutorView(Answer):
-    """`open` is for how many runs it has workers, or is about to have them or to end them."""
+    """`open` is for how many runs it has workers, or is about to have them or to end them. Its
+    `options` are shown to operators alone.
+
+    `cost` is what it has held for runs that are still known, in dollars, as far as it has a price: `unpriced`
+    is how many placements it held whose price is not known. Lists have neither, and neither is told to who
+    sees one project alone.
+    """
 
     name: str
     kind: str
@@ -28,6 +34,8 @@ class ExecutorView(Answer):
     created_by: str
     removed_at: float | None = None
     open: int = 0
+    cost: float | None = None
+    unpriced: int = 0
 
 
 class ExecutorPage(AnswerPage[ExecutorView]):
@@ -51,7 +59,12 @@ class ExecutorCheck(Answer):
 
 
 class PlacementView(Answer):
-    """One act of bringing workers up for a run. `seen` is what the executor last told of them."""
+    """One act of bringing workers up for a run. `seen` is what the executor last told of them.
+
+    `cost` is `price_per_hour`, of all ranks in dollars, for as long as the cluster holds something for them:
+    from `held_at` to `closed_at`. It is null where no price is known. `chosen` says why this executor, where
+    the run did not name it.
+    """
 
     id: str
     executor: str
@@ -64,6 +77,10 @@ class PlacementView(Answer):
     why: str | None = None
     lost: bool = False
     seen: dict[str, Any] | None = None
+    price_per_hour: float | None = None
+    held_at: float | None = None
+    cost: float | None = None
+    chosen: str | None = None
 
 
 class PlacementPage(AnswerPage[PlacementView]):

@@ -33,7 +33,7 @@ _KINDS: Mapping[str, str] = {
 }
 _WORDS: Mapping[str, str] = {
     "missing": "is required",
-    "extra_forbidden": UNKNOWN_KEY,
+    **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), UNKNOWN_KEY),
     "json_invalid": "is not JSON: {error}",
     "too_short": "has {actual_length} of at least {min_length} items",
     "too_long": "has more than {max_length} items",

@@ -163,6 +163,7 @@ class HostView(Answer):
     busy: int
     draining: bool
     alive: bool
+    run_id: str | None = Field(None, description="The one run that an executor brought it up for.")
     last_seen_at: float | None = None
     revoked_at: float | None = None
     credential_expires_at: float | None = Field(None, description="None if it never does, or there is none.")

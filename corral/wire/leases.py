@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from corral.domain.leases import MOST_RAN_S
 from corral.domain.protocol import WORKER_NEWS
+from corral.domain.runs.measures import MOST_METRICS
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.wire.base import (
@@ -24,6 +25,8 @@ from corral.wire.errors import ErrorBody
 from corral.wire.hosts import CapabilityReport
 from corral.wire.spec.run_file import RunSpec
 
+# As long as workers let them be: lists of runs show the metrics of each.
+MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 Detail = Annotated[PlainText, Field(max_length=20_000)]
 # Bounded, so that sums stay finite and a calendar can show them, whatever a clock says.
 Seconds = Annotated[float, Field(ge=0, le=MOST_RAN_S)]
@@ -143,7 +146,7 @@ class FinishRequest(Strict):
     """The child ended with 0 and its output is committed (or there is none)."""
 
     artifact_id: ArtifactIdText | None = None
-    metrics: dict[str, float] = Field(default_factory=dict, max_length=1024)
+    metrics: dict[MetricName, float] = Field(default_factory=dict, max_length=MOST_METRICS)
     ran_s: Seconds = 0
 
 

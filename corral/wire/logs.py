@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from corral.wire.base import Answer, JsonMap, Strict
-from corral.wire.leases import Detail, Moment
+from corral.wire.leases import Detail, MetricName, Moment
 
 
 class LogRecord(Strict):
@@ -20,7 +20,7 @@ class LogRecord(Strict):
 
 class MetricRecord(Strict):
     at: Moment
-    name: str = Field(min_length=1, max_length=128)
+    name: MetricName
     value: float
     step: int | None = Field(None, ge=-(2**62), lt=2**62)
 

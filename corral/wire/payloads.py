@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -37,7 +36,7 @@ class PayloadBody(Exact):
             return Payload(self.format, None, Digest(self.blob), self.size)
         try:
             data = base64.b64decode(self.body, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise InvalidInput(f"{place}: body is not base64: {error}") from None
         return Payload(self.format, data, None, len(data))
 

@@ -23,7 +23,7 @@ from corral.client.http.discovery import tls_for
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, Forbidden, InvalidInput, Unauthenticated
 from corral.files.atomic import write_private
-from corral.files.private import private_folder
+from corral.files.private import FOLDER_MODE, private_folder, why_not_ours
 from corral.settings import Settings, read_settings
 from corral.worker.__main__ import run
 
@@ -42,10 +42,10 @@ def main() -> int:
     try:
         settings = read_settings()
         token = own_token(settings.placed_tokens, settings.placed_rank)
+        home = Path(tempfile.mkdtemp(prefix=f"{settings.placed_rank}-", dir=shared_folder()))
     except CorralError as error:
         logger.error("%s %s", error.message, error.hint)
         return 2
-    home = Path(tempfile.mkdtemp(prefix=f"corral-{settings.placed_rank}-"))
     try:
         return _work(settings.model_copy(update={"home": home}), token)
     except (Unauthenticated, Forbidden) as error:
@@ -68,6 +68,19 @@ def own_token(place: Path | None, rank: int) -> str:
         return place.read_text(encoding="utf-8").splitlines()[rank].strip()
     except (OSError, IndexError) as error:
         raise InvalidInput(f"{place} has no token for rank {rank}: {error}") from None
+
+
+def shared_folder() -> Path:
+    """Where all placed workers of this user on this machine have their homes: their runs see none of it but
+    their own. InvalidInput if others could have laid something there."""
+    if sys.platform == "win32":  # No cluster places workers on it.
+        raise InvalidInput("workers are placed on Linux alone")
+    folder = Path(tempfile.gettempdir()) / f"corral-{os.geteuid()}"
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    if (why := why_not_ours(folder.lstat())) is not None:
+        raise InvalidInput(f"{folder} {why}", hint="Remove it, or set TMPDIR to a folder of this user's own.")
+    private_folder(folder)
+    return folder
 
 
 def _work(settings: Settings, token: str) -> int:

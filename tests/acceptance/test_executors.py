@@ -17,10 +17,12 @@ import pytest
 from support import slurm_cluster
 from support.kubernetes_server import KubernetesCluster, NodeShape
 from support.local_cluster import LocalCluster, local_cluster, python, result, wait_final
-from support.ray_cluster import ENVIRON, HOST, LocalRay
+from support.ray_cluster import ENVIRON, HOST, shared_ray, stop_shared_ray
 from support.waiting import eventually
 
+from corral.adapters.executors.kubernetes.pod_template import TOKENS_PATH
 from corral.client.corral import Corral
+from corral.client.manifests.apply import Declaration, ManifestSpec
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.placements.placements import ExecutorKind
 from corral.wire.executors import ExecutorRequest
@@ -28,7 +30,12 @@ from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import PlacementTable, Replicas, Resources, RetryBudgets
 
-WORKER = [sys.executable, "-m", "corral.worker.placed"]
+# A worker of rank 2 or more comes late while there is a file: its nodes become free after the others'.
+LATE_WORKER = (
+    "rank=${CORRAL_PLACED_RANK:-${SLURM_PROCID:-$JOB_COMPLETION_INDEX}}; "
+    'while [ -e "$0" ] && [ "$rank" -ge 2 ]; do sleep 0.1; done; '
+    f"exec {sys.executable} -m corral.worker.placed"
+)
 # Rank 0 writes a checkpoint; the first attempt hangs after it, and the second says where it went on.
 STEPS = """
 rank, first = int(env['RANK']), 0
@@ -45,6 +52,16 @@ if env['CORRAL_ATTEMPT'] == '1':
 (O / 'who').write_text(f"{rank} {env['WORLD_SIZE']} {first}")
 """
 FOREVER = "print('here', flush=True); time.sleep(600)"
+# What a run that looks for tokens finds, wherever executors and workers lay them.
+LOOK = """
+import glob, tempfile
+places = ['{folder}/*', tempfile.gettempdir() + '/corral-*', tempfile.gettempdir() + '/corral-*/*']
+found = []
+for place in [*places, os.path.dirname('{tokens}')]:
+    for name in ('tokens', 'tokens/*', 'worker/token'):
+        found += [path for path in glob.glob(f'{{place}}/{{name}}') if os.path.isfile(path)]
+(O / 'who').write_text('\\n'.join(pathlib.Path(path).read_text() for path in found) + ' nothing else')
+"""
 
 
 @dataclass
@@ -53,13 +70,15 @@ class Place:
 
     kind: ExecutorKind
     options: dict[str, Any]
+    # While it is there, the workers of ranks 2 and up do not come.
+    full: Path
 
     @property
     def name(self) -> str:
         return f"my-{self.kind}"
 
 
-@pytest.fixture(scope="module", params=["slurm", "kubernetes", "ray"])
+@pytest.fixture(scope="module", params=["ray", "slurm", "kubernetes"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("executors")
     with PLACES[request.param](folder) as made:
@@ -71,7 +90,8 @@ def on_slurm(folder: Path) -> Iterator[Place]:
     slurm = slurm_cluster.slurm_cluster()
     known = slurm.environment()
     prefix = ["env", *(f"{name}={known[name]}" for name in ("SLURM_CONF", "PATH"))]
-    yield Place(ExecutorKind.SLURM, {"folder": str(folder / "shared"), "command_prefix": prefix})
+    options = {"folder": str(folder / "shared"), "command_prefix": prefix}
+    yield Place(ExecutorKind.SLURM, options, folder / "full")
     slurm.cancel_all()
 
 
@@ -79,18 +99,20 @@ def on_slurm(folder: Path) -> Iterator[Place]:
 def on_kubernetes(folder: Path) -> Iterator[Place]:
     with KubernetesCluster([NodeShape(name) for name in ("a", "b")]) as cluster:
         about = {"kubeconfig": str(cluster.kubeconfig()), "image": "corral/worker:test"}
-        yield Place(ExecutorKind.KUBERNETES, {**about, "memory_bytes": 512 << 20, "worker_memory_bytes": 0})
+        options = {**about, "memory_bytes": 512 << 20, "worker_memory_bytes": 0}
+        yield Place(ExecutorKind.KUBERNETES, options, folder / "full")
 
 
 @contextmanager
 def on_ray(folder: Path) -> Iterator[Place]:
     if find_spec("ray") is None:
         pytest.skip("Ray is missing: pip install -e '.[test]'")
-    ray = LocalRay()
+    ray = shared_ray()
     try:
-        yield Place(ExecutorKind.RAY, {"address": ray.address, "node_ip": HOST, "environ": dict(ENVIRON)})
+        options = {"address": ray.address, "node_ip": HOST, "environ": dict(ENVIRON)}
+        yield Place(ExecutorKind.RAY, options, folder / "full")
     finally:
-        ray.stop()
+        stop_shared_ray()
 
 
 PLACES = {"slurm": on_slurm, "kubernetes": on_kubernetes, "ray": on_ray}
@@ -102,7 +124,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, place: Place) -> Iterator[
     with local_cluster(tmp_path_factory.mktemp("server") / "home", lease_s=5.0) as made:
         # The next server listens where this one did, as one that is installed does.
         made.port = int(made.url.rpartition(":")[2])
-        options = {**place.options, "url": made.url, "command": WORKER}
+        worker = ["sh", "-c", LATE_WORKER, str(place.full)]
+        options = {**place.options, "url": made.url, "command": worker}
         made.client().executors.add(ExecutorRequest(name=place.name, kind=place.kind, options=options))
         yield made
 
@@ -180,30 +203,90 @@ def test_four_ranks_run_and_recover_from_the_kill_of_one(corral: Corral, place: 
     all_taken_away(corral, run_id)
 
 
+def test_a_run_finds_no_token_of_any_worker(corral: Corral, place: Place) -> None:
+    """ATK5-04: neither its own worker's nor those of another run, which are on the same machine here."""
+    other = submitted(corral, gang(FOREVER, place, ranks=1))
+    eventually(lambda: all_here(corral, other, 1), "the other run to be there")
+    where = LOOK.format(folder=place.options.get("folder", "/nowhere"), tokens=TOKENS_PATH)
+
+    found = " ".join(ended_well(wait_final(corral, submitted(corral, gang(where, place, ranks=1))), corral))
+
+    live = [one.id for one in corral.tokens.page().items if one.scope == "run" and not one.revoked_at]
+    assert live
+    assert [token for token in live if token in found] == []
+    corral.runs.cancel(other)
+    all_taken_away(corral, other)
+
+
 def test_a_server_that_dies_while_it_launches_makes_no_second_cohort(
     cluster: LocalCluster, place: Place
 ) -> None:
     """DL-D13, DL-D14: the next server goes on by what is written, and one cohort runs."""
     corral = cluster.client()
-    run_id = submitted(corral, gang(STEPS.replace("time.sleep(600)", "pass"), place))
+    run_id = submitted(corral, gang(STEPS.replace("time.sleep(600)", "pass"), place, ranks=2))
     eventually(lambda: corral.runs.get(run_id).state == "placing", "the intent to be written")
     cluster.kill_server()
     cluster.start_server()
 
     run = wait_final(cluster.client(), run_id)
 
-    assert ended_well(run, cluster.client()) == ["0", "4", "0"]
+    assert ended_well(run, cluster.client()) == ["0", "2", "0"]
     assert len(cluster.client().executors.placements(run_id)) == 1
     all_taken_away(cluster.client(), run_id)
 
 
 @pytest.mark.parametrize("started", [False, True])
 def test_a_cancel_leaves_nothing(corral: Corral, place: Place, started: bool) -> None:
-    run_id = submitted(corral, gang(FOREVER, place))
+    run_id = submitted(corral, gang(FOREVER, place, ranks=2))
     if started:
-        eventually(lambda: all_here(corral, run_id), "four ranks to run")
+        eventually(lambda: all_here(corral, run_id, ranks=2), "both ranks to run")
     else:
         eventually(lambda: corral.executors.placements(run_id), "the intent")
+    corral.runs.cancel(run_id)
+    assert wait_final(corral, run_id).state == "cancelled"
+    all_taken_away(corral, run_id)
+
+
+def worker_of(run_id: str, rank: int) -> psutil.Process:
+    """What the cluster runs for a rank: the worker above the run's own process."""
+    [child, *_] = children(run_id, rank)
+    return next(one for one in child.parents() if "corral.worker.placed" in one.cmdline())
+
+
+def starts(corral: Corral, run_id: str) -> list[tuple[str, int]]:
+    return [(rank.state, rank.restarts) for rank in corral.runs.get(run_id).attempts[-1].ranks]
+
+
+def told(corral: Corral, run_id: str) -> str:
+    """For whoever reads why it did not come to that."""
+    events = [(event.type, event.data) for event in corral.runs.events(run_id, limit=1000).items]
+    return f"{events} {corral.executors.placements(run_id)}"
+
+
+def test_an_elastic_run_grows_and_shrinks_with_the_workers_that_there_are(
+    corral: Corral, place: Place
+) -> None:
+    """DL-D14, DL-D31: those that come late join; one that is killed and one that is taken away come back."""
+    place.full.touch()
+    # On a busy machine others may lose their leases too, and come back.
+    often = RetryBudgets(infrastructure=50, code=3)
+    run_id = submitted(corral, gang(FOREVER, place, replicas=Replicas(min=2, max=4), retries=often))
+    eventually(lambda: all_here(corral, run_id, ranks=2), "the fewest to run")
+    assert starts(corral, run_id) == [("running", 0)] * 2 + [("waiting", 0)] * 2
+    place.full.unlink()
+    eventually(lambda: all_here(corral, run_id), "those that came late to run")
+
+    worker_of(run_id, 2).kill()
+    worker_of(run_id, 3).terminate()
+
+    def all_again() -> bool:
+        found = starts(corral, run_id)
+        return {state for state, _ in found} == {"running"} and min(found[2][1], found[3][1]) > 0
+
+    eventually(all_again, lambda: f"all to run: {starts(corral, run_id)} {told(corral, run_id)}")
+    run = corral.runs.get(run_id)
+    assert (run.state, len(run.attempts)) == ("running", 1)
+    assert len(corral.executors.placements(run_id)) > 1
     corral.runs.cancel(run_id)
     assert wait_final(corral, run_id).state == "cancelled"
     all_taken_away(corral, run_id)
@@ -214,6 +297,11 @@ def test_what_the_cluster_can_never_hold_is_told_in_its_own_words(corral: Corral
     never = gang(FOREVER, place, ranks=2, resources=Resources(min_cores=512))
     with pytest.raises(InvalidInput, match=f"executor {place.name}: .*(512|cores)"):
         submitted(corral, never)
+    asked = Declaration("default", "never", runs=[ManifestSpec(never)], hosts={}).request(
+        "apply", [], [never]
+    )
+    with pytest.raises(InvalidInput, match=f"placement.executors` executor {place.name}: .*(512|cores)"):
+        corral.manifests.send(asked)
     with pytest.raises(InvalidInput, match=f"names elsewhere; there is {place.name}, fleet"):
         submitted(corral, gang(FOREVER, place, placement=PlacementTable(executors=["elsewhere"])))
 
@@ -223,8 +311,8 @@ def test_a_check_says_that_all_is_there_and_an_executor_at_work_is_not_removed(
 ) -> None:
     found = corral.executors.check(place.name)
     assert found.ok, [line for line in found.checks if not line.ok]
-    run_id = submitted(corral, gang(FOREVER, place))
-    eventually(lambda: all_here(corral, run_id), "four ranks to run")
+    run_id = submitted(corral, gang(FOREVER, place, ranks=1))
+    eventually(lambda: all_here(corral, run_id, ranks=1), "its rank to run")
     with pytest.raises(Conflict, match=f"has workers for 1 run: {run_id}"):
         corral.executors.remove(place.name)
     corral.runs.cancel(run_id)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from docs.pages import DOCS, Command, steps
-from docs.reader import GPUS, PATIENCE_S, Reader, follow_page
+from docs.reader import GPUS, PATIENCE_S, Reader, check_page
 from support.local_cluster import local_cluster
 from support.remote_machine import remote_machines
 
@@ -38,7 +38,7 @@ def test_the_tutorial_of_functions_on_two_enrolled_hosts(tmp_path: Path) -> None
             )
         user = Reader(home.parent, {**GPUS, "CURL_CA_BUNDLE": str(home / "tls" / "ca.pem")})
 
-        follow_page(PAGE, todo, user, tmp_path)
+        check_page(PAGE, todo, user, tmp_path)
 
         ran = [run for run in corral.runs.page(limit=200).items if run.kind == "service"]
         assert {run.host for run in ran if run.host} <= {"north", "south"}

@@ -215,6 +215,37 @@ def test_a_mistyped_parameter_never_reaches_the_queue(folder: Folder, running: L
     assert "params.lrr" in submitted.stderr
 
 
+def test_what_could_never_start_is_told_with_its_line_and_nothing_is_queued(
+    folder: Folder, running: LocalCluster
+) -> None:
+    """FL-C12: an executor that is not there, and more ranks than all hosts hold; by plan and by apply."""
+    eventually(lambda: any(host.capability for host in running.client().hosts.all()), "the host to be here")
+    folder.write(
+        """
+        name = "never"
+        [runs.placed]
+        argv = ["true"]
+        [runs.placed.placement]
+        executors = ["elsewhere"]
+        [runs.wide]
+        argv = ["true"]
+        replicas = 3
+        """
+    )
+    wanted = (
+        "fleet.toml:6 runs.placed.placement.executors: names elsewhere; there is no executor but `fleet`",
+        "fleet.toml:9 runs.wide.replicas: asks for 3 ranks at once; all hosts together hold 2",
+    )
+
+    planned = " ".join(folder("plan", "fleet.toml", expect=1).stdout.split())
+    applied = " ".join(folder("apply", "fleet.toml", expect=1).stderr.split())
+
+    for words in wanted:
+        assert words in planned
+        assert words in applied
+    assert running.client().runs.page(RunQuery(name="wide")).items == []
+
+
 def _run_file(path: Path) -> Path:
     (path / "run.toml").write_text(
         'argv = ["python3", "code/fit.py", "--lr", "1"]\nparams_from = "code/fit.py"\nparams.lrr = 1\n'

@@ -10,7 +10,7 @@ import pytest
 from support.installation import CORRAL, Completed, Installation
 
 
-def refused(done: Completed, *words: str) -> None:
+def assert_refused(done: Completed, *words: str) -> None:
     """Exit 1 or 2, a message with these words and a hint, no traceback, nothing on stdout."""
     assert done.returncode in (1, 2), (done.returncode, done.stderr)
     assert "Traceback" not in done.stderr
@@ -87,7 +87,7 @@ def test_a_faulty_run_file_is_refused_at_its_place(what: str, corral: Installati
     path = tmp_path / "run.toml"
     path.write_text(text)
 
-    refused(corral("submit", str(path)), *words)
+    assert_refused(corral("submit", str(path)), *words)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_a_file_that_is_no_run_file_is_refused(
     path = tmp_path / "run.toml"
     path.write_bytes(data)
 
-    refused(corral("submit", str(path)), words)
+    assert_refused(corral("submit", str(path)), words)
 
 
 def test_a_run_file_that_is_a_folder_or_missing_is_refused(corral: Installation, tmp_path: Path) -> None:
-    refused(corral("submit", str(tmp_path)), "cannot be read")
-    refused(corral("submit", str(tmp_path / "none.toml")), "cannot be read")
+    assert_refused(corral("submit", str(tmp_path)), "cannot be read")
+    assert_refused(corral("submit", str(tmp_path / "none.toml")), "cannot be read")
 
 
 @pytest.mark.parametrize(

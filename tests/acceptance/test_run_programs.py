@@ -84,7 +84,7 @@ def test_a_program_that_ignores_sigterm_is_killed(corral: Installation) -> None:
     corral.ok("cancel", run)
 
     eventually(lambda: corral.show(run)["state"] == "cancelled", "it to be cancelled")
-    eventually(lambda: not _alive(marker), "its process to be gone", within_s=60)
+    assert eventually(lambda: not _alive(marker), "its process to be gone", within_s=60)
 
 
 def test_what_a_program_forked_away_ends_with_it(corral: Installation) -> None:

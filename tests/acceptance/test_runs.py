@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,6 +55,58 @@ def test_a_dry_run_on_named_runs_changes_nothing(corral: Installation, tmp_path:
     assert [run["id"] for run in corral.json("ls")] == before
     assert corral.state(waiting) == "queued"
     corral.ok("cancel", waiting)
+
+
+def test_of_several_named_runs_each_is_answered_for_itself(corral: Installation, tmp_path: Path) -> None:
+    """HOUR5-14: one that had ended hid that another was cancelled, and kept a third from it."""
+    waits = 'argv = ["true"]\nseeds = [1, 2]\nresources.hosts = ["nobody"]\n'
+    first, second = submit(corral, tmp_path, waits)
+    (ended,) = submit(corral, tmp_path, 'argv = ["true"]\n')
+    eventually(lambda: corral.state(ended) == "succeeded", "it to end")
+
+    held = corral("hold", first, ended, second)
+    assert held.returncode == 1
+    assert held.stdout.splitlines() == [
+        f"{first} is held: held by operator",
+        f"{second} is held: held by operator",
+    ]
+    cancelled = corral("cancel", first, ended, second)
+    assert cancelled.returncode == 1
+    assert cancelled.stdout.splitlines() == [f"{first} is cancelled", f"{second} is cancelled"]
+    assert f"error: run {ended} is succeeded already" in cancelled.stderr
+    assert "Nothing was changed" not in cancelled.stderr
+
+
+def test_a_gang_says_which_rank_failed_and_where_its_words_are(corral: Installation) -> None:
+    """HOUR5-05, HOUR5-06, HOUR5-15: the hint led to rank 0, which had printed nothing, and rank 0 was said
+    to have been given back by its worker."""
+    code = "import os, time; assert os.environ['RANK'] == '0', 'boom'; time.sleep(600)"
+    failed = corral("run", "--replicas", "2", "--", sys.executable, "-c", code)
+    assert failed.returncode == 1
+    run = corral.show()["id"]
+    assert f"hint: Read its last lines: `corral logs {run} --all --tail 50`." in failed.stderr
+    assert "AssertionError: boom" in corral("logs", run, "--all", "--tail", "50").stderr
+    assert f"rank 0 of {run} has printed nothing; it is failed; `corral logs" in corral("logs", run).stderr
+    assert "released (stopped, since another rank failed)" in corral.ok("show", run)
+
+
+def test_a_command_that_met_its_wall_limit_hears_nothing_of_training(
+    corral: Installation, tmp_path: Path
+) -> None:
+    """HOUR5-18."""
+    (run,) = submit(corral, tmp_path, 'argv = ["sleep", "600"]\nwall_limit = "1s"\n')
+    eventually(lambda: corral.state(run) == "failed", "its time to be over")
+    assert corral.show(run)["hint"] == "Raise `wall_limit` in the run file and submit it again."
+
+
+def test_a_script_finds_the_server_as_the_commands_do(corral: Installation) -> None:
+    """HOUR4-20: only with an address and a token of its own."""
+    corral.ok("run", "--name", "seen", "--", "true")
+    script = "import corral\nwith corral.connect() as client: print(client.runs.get('latest').name)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=corral.env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "seen\n"
 
 
 def test_neither_run_nor_filter_is_an_error_and_so_are_both(corral: Installation) -> None:

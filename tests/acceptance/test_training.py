@@ -135,17 +135,9 @@ def test_eval_compares_before_and_after_with_intervals(trained: dict[str, Any], 
     assert (run["kind"], run["labels"]["of"], run["spec"]["task"]) == ("train", trained["id"], "eval")
 
 
-def test_eval_takes_rows_of_ones_own(trained: dict[str, Any], corral: Installation) -> None:
-    corral.write("mine.jsonl", sums().splitlines()[0] + "\n" + sums().splitlines()[9] + "\n")
-
-    shown = corral.ok("eval", trained["id"], "--data", "mine.jsonl")
-
-    assert "eval_loss" in shown
-    assert "before" in shown
-    assert shown.splitlines()[1].split()[-1] == "2"
-
-
-def test_sample_asks_the_model_before_and_after(trained: dict[str, Any], corral: Installation) -> None:
+def test_sample_asks_the_model_before_and_after_and_eval_takes_rows_of_ones_own(
+    trained: dict[str, Any], corral: Installation
+) -> None:
     """MT-C13."""
     shown = corral.ok(
         "sample", trained["id"], "-m", "3+4=", "--system", "Add.", "-n", "2", "--max-tokens", "4"
@@ -155,8 +147,14 @@ def test_sample_asks_the_model_before_and_after(trained: dict[str, Any], corral:
     assert begins == ["before 1", "before 2", "after 1", "after 2"]
     spec = corral.json("show", "latest")["spec"]
     assert [message["role"] for message in spec["sample"]["messages"]] == ["system", "user"]
+
     # The newest run by now is one that asks; `latest` means what it asked about.
-    assert corral.json("sample", "latest", "-m", "1+1=", "--max-tokens", "2")["of"] == trained["id"]
+    corral.write("mine.jsonl", sums().splitlines()[0] + "\n" + sums().splitlines()[9] + "\n")
+    shown = corral.ok("eval", "latest", "--data", "mine.jsonl")
+    assert "eval_loss" in shown
+    assert "before" in shown
+    assert shown.splitlines()[1].split()[-1] == "2"
+    assert corral.show()["labels"]["of"] == trained["id"]
 
 
 @pytest.mark.parametrize("command", [("eval",), ("sample", "-m", "x")])
@@ -323,17 +321,6 @@ def test_an_environment_without_the_engine_is_told_what_it_lacks(corral: Install
     assert "it lacks corral, torch, transformers, peft, safetensors" in run["detail"]
 
 
-def test_training_is_cancelled_in_the_middle(corral: Installation) -> None:
-    """MT-C35."""
-    name = corral.write("endless.toml", SFT.replace("steps = 8", "steps = 100000"))
-    run = corral.ok("submit", name).strip()
-    eventually(lambda: "loss" in corral.json("show", run)["metrics"], "the first step")
-
-    corral.ok("cancel", run)
-
-    eventually(lambda: corral.json("show", run)["state"] == "cancelled", "it to be cancelled")
-
-
 @pytest.fixture(scope="module")
 def cancelled(corral: Installation) -> dict[str, Any]:
     """A training run that was cancelled after some steps: it has a checkpoint, and no result."""
@@ -346,21 +333,38 @@ def cancelled(corral: Installation) -> dict[str, Any]:
     return {"id": run, "checkpoint": next(one["id"] for one in made if one["kind"] == "checkpoint")}
 
 
-@pytest.mark.parametrize("named", ["id", "checkpoint", "folder"])
+def test_training_is_cancelled_in_the_middle(cancelled: dict[str, Any], corral: Installation) -> None:
+    """MT-C35."""
+    run = corral.show(cancelled["id"])
+    assert run["state"] == "cancelled"
+    assert "loss" in run["metrics"]
+
+
+def further(adapter: str) -> tuple[str, ...]:
+    return ("submit", "sft.toml", "--set", f"train.adapter={adapter}", "--set", "train.steps=1")
+
+
+def adapter_of(spec: dict[str, Any]) -> tuple[str, str]:
+    """Its content, and where in it the adapter lies."""
+    return spec["input_digests"]["adapter"], spec["input_paths"]["adapter"]
+
+
 def test_what_a_cancelled_run_had_learned_is_trained_further(
-    named: str, cancelled: dict[str, Any], corral: Installation
+    cancelled: dict[str, Any], corral: Installation
 ) -> None:
     """HOUR4-18: by the run, by its checkpoint, or by a folder with one."""
-    given = cancelled.get(named) or "fetched"
-    if named == "folder":
-        corral.ok("artifacts", "get", cancelled["checkpoint"], "fetched")
-    done = corral(
-        "submit", "sft.toml", "--follow", "--set", f"train.adapter={given}", "--set", "train.steps=1"
-    )
+    done = corral(*further(cancelled["id"]), "--follow")
     assert done.returncode == 0, done.stdout + done.stderr
-    if named == "id":
-        assert "its last checkpoint after" in done.stderr
-        assert cancelled["checkpoint"] in done.stderr
+    assert "its last checkpoint after" in done.stderr
+    assert cancelled["checkpoint"] in done.stderr
+    by_run = adapter_of(corral.show()["spec"])
+
+    # The same adapter: it need not be trained again.
+    (plan,) = corral.json(*further(cancelled["checkpoint"]), "--dry-run")["runs"]
+    assert adapter_of(plan) == by_run
+    corral.ok("artifacts", "get", cancelled["checkpoint"], "fetched")
+    done = corral(*further("fetched"), "--follow")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_a_cancelled_run_had_learned_is_asked(cancelled: dict[str, Any], corral: Installation) -> None:

@@ -87,7 +87,7 @@ def test_only_operators_read_the_audit(live: LiveServer, worker: FakeHost) -> No
     user = live.token("user")["token"]
 
     error_of(live.call("GET", "/v1/audit", token=user), 403, "forbidden")
-    error_of(live.call("GET", "/v1/audit", token=worker.token), 403, "forbidden")
+    assert error_of(live.call("GET", "/v1/audit", token=worker.token), 403, "forbidden")
 
 
 def test_pages_go_back_from_the_newest_and_forward_from_any(live: LiveServer) -> None:

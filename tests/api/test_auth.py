@@ -23,7 +23,7 @@ from support.live_server import (
 
 def test_a_path_that_is_not_there_needs_a_token_too(live: LiveServer) -> None:
     error_of(live.call("GET", "/v1/nowhere", token=None), 401, "unauthenticated")
-    error_of(live.call("GET", "/v1/nowhere"), 404, "not_found")
+    assert error_of(live.call("GET", "/v1/nowhere"), 404, "not_found")
 
 
 def _spoilt(good: str) -> Iterator[tuple[str, str]]:
@@ -61,7 +61,7 @@ def test_an_expired_token_is_refused_from_that_second_on(scope: str, live: LiveS
     error_of(live.call("GET", path, token=token), 404, "not_found")
     live.clock.ahead_s += 61
     try:
-        error_of(live.call("GET", path, token=token), 401, "unauthenticated")
+        assert error_of(live.call("GET", path, token=token), 401, "unauthenticated")
     finally:
         live.clock.ahead_s -= 61
 
@@ -82,7 +82,7 @@ def test_a_revoked_token_is_refused_at_the_next_call(live: LiveServer) -> None:
 def test_only_a_users_token_can_be_bound_to_a_project(scope: str, live: LiveServer) -> None:
     body = {"scope": scope, "name": named("t"), "project": "p"}
 
-    error_of(live.call("POST", "/v1/tokens", body), 422, "invalid_input")
+    assert error_of(live.call("POST", "/v1/tokens", body), 422, "invalid_input")
 
 
 def _lease_calls(lease: Lease) -> list[tuple[str, str, Json | None, bytes | None]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
+from support.fake_instance import deploy
 from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named, new_host, record, sha
 
 from corral import __version__
@@ -114,7 +115,7 @@ def test_a_body_of_unknown_length_is_cut_off_at_the_limit(
 ) -> None:
     endless = (b'{"request_id": "' + b"x" * 65536 for _ in range(64))
 
-    error_of(live.call("POST", path, content=endless, headers=form), 413, "too_large")
+    assert error_of(live.call("POST", path, content=endless, headers=form), 413, "too_large")
 
 
 def test_a_blob_over_its_limit_is_refused_also_without_a_length(live: LiveServer) -> None:
@@ -202,7 +203,7 @@ def test_progress_and_meta_take_only_json_that_can_be_stored(
     beat = lease.call("POST", "beat", content=b'{"progress":{"x":' + value + b"}}", headers=form)
     error_of(beat, 422, "invalid_input")
     body = b'{"kind":"output","files":[],"meta":{"x":' + value + b"}}"
-    error_of(lease.call("POST", "artifacts", content=body, headers=form), 422, "invalid_input")
+    assert error_of(lease.call("POST", "artifacts", content=body, headers=form), 422, "invalid_input")
     lease.ok("POST", "finish", {})
 
 
@@ -212,7 +213,7 @@ def test_times_that_no_calendar_holds_are_refused(live: LiveServer, worker: Fake
     for at in (1e300, -1e300):
         logs = {"seq": 1, "logs": [{"at": at, "stream": "stdout", "text": "x"}]}
         error_of(lease.call("POST", "events", logs), 422, "invalid_input")
-    error_of(lease.call("POST", "finish", {"ran_s": 1e308}), 422, "invalid_input")
+    assert error_of(lease.call("POST", "finish", {"ran_s": 1e308}), 422, "invalid_input")
     lease.ok("POST", "finish", {})
 
 
@@ -249,12 +250,12 @@ def test_json_under_another_name_is_not_taken_for_json(kind: str, live: LiveServ
 
     answer = live.call("POST", "/v1/runs", content=body, headers={"Content-Type": kind})
 
-    error_of(answer, 422, "invalid_input")
+    assert error_of(answer, 422, "invalid_input")
 
 
 def test_another_method_is_told_apart_from_another_path(live: LiveServer) -> None:
     error_of(live.call("PATCH", "/v1/runs"), 405, "method_not_allowed")
-    error_of(live.call("GET", "/v1/run"), 404, "not_found")
+    assert error_of(live.call("GET", "/v1/run"), 404, "not_found")
 
 
 CURSORS = [
@@ -277,14 +278,14 @@ def test_a_cursor_that_no_page_gave_is_refused(cursor: str, live: LiveServer) ->
     lists = ["/v1/runs", "/v1/artifacts", "/v1/hosts", "/v1/tokens", f"/v1/runs/{run}/logs"]
     for path in (*lists, f"/v1/runs/{run}/metrics", "/v1/events"):
         answer = live.call("GET", path, params={"cursor": cursor})
-        error_of(answer, 422, "invalid_input")
+        assert error_of(answer, 422, "invalid_input")
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "1000000", "1e3", "ten", "99999999999999999999999"])
 def test_a_limit_out_of_range_is_refused(limit: str, live: LiveServer) -> None:
     run = live.submit()
     for path in ("/v1/runs", "/v1/artifacts", "/v1/hosts", "/v1/events", f"/v1/runs/{run}/logs"):
-        error_of(live.call("GET", path, params={"limit": limit}), 422, "invalid_input")
+        assert error_of(live.call("GET", path, params={"limit": limit}), 422, "invalid_input")
 
 
 def test_pages_of_every_list_hold_each_item_once(live: LiveServer) -> None:
@@ -460,3 +461,30 @@ def test_memory_that_no_host_can_have_is_not_believed(live: LiveServer, free: st
     live.ok("POST", "/v1/claims", worker.ask(ram={"free_bytes": 5 << 30}), token=worker.token)
     (host,) = [one for one in live.ok("GET", "/v1/hosts")["items"] if one["name"] == worker.name]
     assert host["ram_free_bytes"] == 5 << 30
+
+
+@pytest.mark.parametrize("half", ["\ud800", "x\udfff"])
+def test_half_a_character_breaks_no_request(half: str, live: LiveServer, worker: FakeHost) -> None:
+    """ATK6-05: in these places it made the server fail."""
+    spec = {"kind": "service", "service": {"entry": {"app": half}}}
+    deployed = {"name": named("app"), "spec": spec, "functions": {"f": {}}}
+    error_of(live.call("POST", "/v1/endpoints", deployed), 422, "invalid_input")
+    options = {"url": live.url, "folder": "/nowhere", half: 1}
+    added = live.call("POST", "/v1/executors", {"name": named("x"), "kind": "slurm", "options": options})
+    error_of(added, 422, "invalid_input")
+
+    lease = worker.run()
+    lease.ok("POST", "events", {"seq": 1, "notes": [half]})
+    lease.ok("POST", "fail", {"reason": "code_error", "detail": f"a {half}"})
+    shown = live.ok("GET", f"/v1/runs/{lease.run_id}")
+    assert shown["detail"].startswith("a ")
+
+
+def test_a_body_that_is_not_ascii_is_no_base64(live: LiveServer, worker: FakeHost) -> None:
+    """ATK6-05: it made the server fail."""
+    endpoint = deploy(live, worker)
+    call = {"function": "f", "args": {"format": "plain1", "body": "é" * 8}}
+    body = {"endpoint": endpoint.name, "calls": [call]}
+
+    error_of(live.call("POST", "/v1/calls", body), 422, "invalid_input")
+    live.ok("DELETE", f"/v1/endpoints/default/{endpoint.name}")

@@ -39,6 +39,7 @@ OPTIONS: dict[str, Any] = {
     "queue_delay": None,
     "per_instance": 4,
     "max_memory": "2GiB",
+    "executors": ["fleet"],
 }
 BATCH = corral.Batch(8, wait="20ms")
 NIGHTLY = corral.Cron("0 3 * * *", timezone="Europe/Berlin", missed="skip", overlap="queue")
@@ -94,3 +95,4 @@ def test_every_option_is_stored_as_it_was_asked(live: LiveServer, module: Module
     assert spec.service is not None
     assert (spec.service.volumes, spec.service.max_memory) == ({"data": "notes"}, 2 << 30)
     assert spec.service.concurrency == 2
+    assert list(spec.placement.executors) == ["fleet"]

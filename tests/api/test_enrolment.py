@@ -153,7 +153,7 @@ def test_a_host_that_a_manifest_declared_is_taken_by_the_first_that_joins_as_it(
 
 @pytest.mark.parametrize("name", ["self", "enroll"])
 def test_no_host_takes_a_name_that_an_address_needs(name: str, live: LiveServer) -> None:
-    error_of(enroll(live, join_token(live)["token"], name=name), 422, "invalid_input")
+    assert error_of(enroll(live, join_token(live)["token"], name=name), 422, "invalid_input")
 
 
 def test_a_revoked_host_can_do_nothing_from_its_next_call_on(live: LiveServer) -> None:
@@ -243,7 +243,7 @@ def test_a_credential_ends_by_itself(live: LiveServer) -> None:
     host = joined(live)
     live.clock.ahead_s += WEEK_S + 1
     try:
-        error_of(live.call("GET", "/v1/hosts/self", token=host.token), 401, "unauthenticated")
+        assert error_of(live.call("GET", "/v1/hosts/self", token=host.token), 401, "unauthenticated")
     finally:
         live.clock.ahead_s -= WEEK_S + 1
 
@@ -329,3 +329,19 @@ def test_a_revoked_host_can_be_removed_and_its_name_is_free(live: LiveServer) ->
 
     error_of(live.call("GET", f"/v1/hosts/{name}"), 404, "not_found")
     assert live.token("host", name)["host_id"] != host_id
+
+
+def test_runs_and_events_keep_the_name_of_a_host_that_was_removed(live: LiveServer) -> None:
+    """HOUR4-21: they showed its id, by which nobody knew it."""
+    made = live.token("host", named("known"))
+    worker = FakeHost(live, made["name"], made["token"])
+    lease = worker.run()
+    lease.ok("POST", "finish", {})
+    live.ok("POST", f"/v1/hosts/{worker.name}/revoke")
+    assert live.call("DELETE", f"/v1/hosts/{worker.name}").status_code == 204
+
+    run = live.ok("GET", f"/v1/runs/{lease.run_id}")
+    assert run["host"] == worker.name
+    assert [rank["host"] for rank in run["attempts"][0]["ranks"]] == [worker.name]
+    events = live.ok("GET", f"/v1/runs/{lease.run_id}/events")["items"]
+    assert f"host:{worker.name}" in [event["actor"] for event in events]

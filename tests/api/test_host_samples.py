@@ -130,13 +130,13 @@ def test_a_history_that_cannot_be_asked_for_is_refused(
     live: LiveServer, worker: FakeHost, query: str
 ) -> None:
     """DEF-02."""
-    error_of(live.call("GET", f"/v1/hosts/{worker.name}/samples?{query}"), 422, "invalid_input")
+    assert error_of(live.call("GET", f"/v1/hosts/{worker.name}/samples?{query}"), 422, "invalid_input")
 
 
 def test_only_a_host_reports_and_only_of_itself(live: LiveServer) -> None:
     """DEF-02."""
     user = str(live.token("user", project="default")["token"])
-    error_of(live.call("POST", "/v1/hosts/self/sample", {"cpu": 0.5}, token=user), 403, "forbidden")
+    assert error_of(live.call("POST", "/v1/hosts/self/sample", {"cpu": 0.5}, token=user), 403, "forbidden")
 
 
 def test_a_running_run_shows_the_gpus_that_it_has(live: LiveServer, worker: FakeHost) -> None:

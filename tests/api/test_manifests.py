@@ -43,6 +43,16 @@ def test_the_identities_go_first_and_the_specs_only_when_they_are_asked_for(live
     assert (again["applied"], again["changes"], again["same"]) == (True, [], 2)
 
 
+def test_a_run_that_names_an_executor_that_is_not_there_is_a_problem(live: LiveServer) -> None:
+    """HOUR5-16: it was applied, and queued for ever; `submit` refuses it."""
+    placed = {"name": "far", "argv": ["y"], "placement": {"executors": ["slrum"]}}
+    whole = declaration(named("m"), {"name": "here"}, placed)
+    planned = send(live, body(whole, "plan"))
+    assert [one["path"] for one in planned["problems"]] == ["runs.far.placement.executors"]
+    assert "names slrum" in planned["problems"][0]["message"]
+    error_of(live.call("POST", "/v1/manifests", body(whole)), 422, "invalid_input")
+
+
 def test_only_an_operator_applies_and_a_user_sees_what_is_of_the_project(live: LiveServer) -> None:
     project, other = named("p"), named("p")
     name = named("m")
@@ -76,7 +86,7 @@ def test_a_manifest_that_holds_a_secret_is_refused_and_nothing_is_kept(live: Liv
     answer = live.call("POST", "/v1/manifests", body(declaration(name, spec, project=project, **hosts)))
 
     error_of(answer, 422, "secret_exposed")
-    error_of(live.call("GET", f"/v1/manifests/{project}/{name}"), 404, "not_found")
+    assert error_of(live.call("GET", f"/v1/manifests/{project}/{name}"), 404, "not_found")
 
 
 @pytest.mark.parametrize(

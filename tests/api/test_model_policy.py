@@ -27,7 +27,9 @@ def asked(*runs: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", ["corral/tiny", "Qwen/Qwen3-0.6B", "qwen/qwen3-1.7b"])
 def test_a_model_on_the_list_is_trained(model: str, live: LiveServer) -> None:
-    live.ok("POST", "/v1/runs", asked(spec(model)))
+    (made,) = live.ok("POST", "/v1/runs", asked(spec(model)))["ids"]
+
+    assert live.ok("GET", f"/v1/runs/{made}")["spec"]["model"] == model
 
 
 def test_a_model_that_is_not_on_the_list_is_refused_at_submit(live: LiveServer) -> None:
@@ -54,4 +56,4 @@ def test_a_folder_that_is_called_like_a_model_on_the_list_is_refused(live: LiveS
 
 
 def test_a_command_trains_nothing_and_is_let_in(live: LiveServer) -> None:
-    live.submit()
+    assert live.ok("GET", f"/v1/runs/{live.submit()}")["state"] == "queued"

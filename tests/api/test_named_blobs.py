@@ -184,7 +184,7 @@ def test_arguments_have_the_size_of_their_blob(live: LiveServer, endpoint: FakeE
     calls = [{"function": "f", "args": as_blob(sha(data), size)} for size in (1, len(data))]
     body = {"project": endpoint.project, "endpoint": endpoint.name, "calls": calls}
 
-    error_of(live.call("POST", "/v1/calls", body), 409, "blob_missing")
+    assert error_of(live.call("POST", "/v1/calls", body), 409, "blob_missing")
 
 
 def test_an_instance_adds_chunks_to_calls_of_its_own_endpoint_alone(

@@ -166,7 +166,7 @@ def test_a_wait_whose_lease_is_lost_is_told_so_when_it_wakes(
     first, second = two_attempts(live, begin)
     put(second, "a", b"new")
     live.services.hub.wake(f"object:{first.run_id}/1/a")
-    error_of(begun[0].result(30), 410, "lease_lost")
+    assert error_of(begun[0].result(30), 410, "lease_lost")
 
 
 def test_only_so_many_calls_of_a_lease_wait(live: LiveServer, worker: FakeHost, lease: Lease) -> None:

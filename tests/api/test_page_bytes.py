@@ -251,3 +251,40 @@ def test_what_came_out_of_a_group_is_compared_up_to_a_limit(
     refused = error_of(live.call("GET", f"/v1/groups/{group}/results"), 413, "too_large")
     assert "more than 50000 characters" in refused.message
     assert "corral ls --group" in json.dumps(refused.model_dump())
+
+
+def test_what_hosts_leave_in_the_rows_of_lists_is_bounded(live: LiveServer, worker: FakeHost) -> None:
+    """ATK6-02: at the end of a run a name of a metric could have 30 MiB, which every list of runs read."""
+    lease = worker.run()
+    told = [{"at": 1.0, "name": f"first-{n}", "value": 1.0} for n in range(256)]
+    lease.ok("POST", "events", {"seq": 1, "metrics": told})
+    error_of(lease.call("POST", "finish", {"metrics": {"x" * 129: 1.0}}), 422, "invalid_input")
+
+    lease.ok("POST", "finish", {"metrics": {f"last-{n}": 1.0 for n in range(1024)}})
+
+    kept = live.ok("GET", f"/v1/runs/{lease.run_id}")["metrics"]
+    assert len(kept) == 1024
+    assert "last-1023" in kept
+
+
+def test_an_error_of_a_call_is_no_larger_than_what_is_read_of_it(live: LiveServer, worker: FakeHost) -> None:
+    """ATK6-03: all that an error had beside message and traceback was kept, and counted against no quota."""
+    endpoint = deploy(live, worker)
+    endpoint.call()
+    instance = endpoint.instance()
+    call = instance.next_call()
+    error = {
+        "type": "T" * (1 << 20),
+        "message": ["m" * (1 << 20)],
+        "bases": ["ValueError"],
+        "args": "a" * 11_000,
+        "notes": ["n" * (1 << 20)],
+        **{f"{n}-{'k' * 1000}": "x" * 1000 for n in range(1000)},
+    }
+
+    instance.exchange(outcomes=[outcome(call, error=error)])
+
+    kept = live.ok("GET", f"/v1/calls/{call['id']}")["error"]
+    assert len(json.dumps(kept)) < 64 << 10
+    assert (kept["bases"], kept["args"], kept["notes"]) == (["ValueError"], "a" * 11_000, None)
+    live.ok("DELETE", f"/v1/endpoints/default/{endpoint.name}")

@@ -51,7 +51,7 @@ def test_a_stranger_sends_less_than_a_caller_with_a_token(live: LiveServer, path
     error_of(live.call("POST", path, content=pieces, token=None), 413, "too_large")
     # Behind the door nothing is at this path.
     error_of(live.call("POST", path, content=large[:LIMIT], token=None), 404, "not_found")
-    error_of(live.call("POST", path, content=large), 404, "not_found")
+    assert error_of(live.call("POST", path, content=large), 404, "not_found")
 
 
 def test_few_bodies_of_an_address_come_at_once_and_none_for_long(
@@ -81,7 +81,7 @@ def test_a_large_body_is_on_disk_while_it_comes(live: LiveServer, path: str) -> 
     with contextlib.ExitStack() as stack:
         sending = begun(live, path, stack)
         sending.sendall(bytes(3 * MEMORY_BYTES))
-        eventually(lambda: _unnamed_files() - before, "a file without a name")
+        assert eventually(lambda: _unnamed_files() - before, "a file without a name")
 
 
 def _unnamed_files() -> set[str]:

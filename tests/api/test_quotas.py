@@ -36,7 +36,7 @@ def test_a_quota_is_set_as_a_whole_read_listed_removed_and_audited(live: LiveSer
     [{"max_running": -1}, {"weight": 0}, {"weight": 1e9}, {"max_run": 1}, {"gpu_hours": "many"}, []],
 )
 def test_a_quota_that_makes_no_sense_is_refused(live: LiveServer, body: object) -> None:
-    error_of(live.call("PUT", f"/v1/quotas/{named('project')}", body), 422, "invalid_input")
+    assert error_of(live.call("PUT", f"/v1/quotas/{named('project')}", body), 422, "invalid_input")
 
 
 def test_only_an_operator_sets_quotas_and_a_user_sees_his_own_project_alone(live: LiveServer) -> None:
@@ -203,7 +203,8 @@ def test_bytes_that_a_project_has_can_be_sent_again_when_it_is_full(live: LiveSe
     live.ok("PUT", f"/v1/quotas/{project}", {"max_bytes": MIB})
     data = fresh().encode() * 25_000
     for _ in range(3):
-        live.ok("PUT", f"/v1/projects/{project}/blobs/{sha(data)}", content=data)
+        sent = live.call("PUT", f"/v1/projects/{project}/blobs/{sha(data)}", content=data)
+        assert sent.is_success, sent.text
 
 
 def test_what_calls_carry_counts_towards_the_quota(live: LiveServer, worker: FakeHost) -> None:

@@ -238,6 +238,7 @@ MAPS = {
     "progress",
     "data",
     "retries_used",
+    "forecast_s",
     "input_paths",
     "system",
     "sample",

@@ -327,7 +327,7 @@ def test_a_users_manifest_is_searched_too(live: LiveServer) -> None:
         {"kind": "code", "files": [record("f", data)], "meta": {"note": CANARY}},
     ):
         answer = live.call("POST", f"/v1/projects/{project}/artifacts", body)
-        error_of(answer, 422, "secret_exposed")
+        assert error_of(answer, 422, "secret_exposed")
 
 
 def test_a_users_file_that_holds_a_secret_is_refused(live: LiveServer) -> None:

@@ -363,3 +363,15 @@ def test_the_short_path_works_over_tls(live: LiveServer, tmp_path: Path) -> None
         path = f"/v1/leases/{lease['id']}"
         assert post(f"{path}/beat?epoch={lease['epoch']}", {})["action"] == "continue"
         assert post(f"{path}/finish?epoch={lease['epoch']}", {})["run_state"] == "succeeded"
+
+
+def test_no_executor_is_added_where_its_workers_could_not_get_in(live: LiveServer, tmp_path: Path) -> None:
+    """They come with a token alone, which is worth nothing where certificates are required."""
+    options = {"url": live.url, "folder": str(tmp_path)}
+
+    refused = live.call("POST", "/v1/executors", {"name": "hpc", "kind": "slurm", "options": options})
+
+    assert refused.status_code == 409
+    assert "CORRAL_TLS_CLIENTS=require" in refused.json()["message"]
+    assert "let hosts join" in refused.json()["hint"]
+    assert live.ok("GET", "/v1/executors")["items"] == []

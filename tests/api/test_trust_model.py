@@ -240,5 +240,6 @@ def test_the_host_of_one_run_goes_a_while_after_its_run(live: LiveServer) -> Non
     later = live.clock.now() + RUN_HOST_S + 60
     assert live.write(lambda tx: retire_run_hosts(tx, now=later, limit=10)) >= 1
 
-    assert live.ok("GET", f"/v1/hosts/{made['host_id']}")["revoked_at"] is not None
+    error_of(live.call("GET", f"/v1/hosts/{made['host_id']}"), 404, "not_found")
+    assert live.call("GET", "/v1/hosts/self", token=made["token"]).status_code == 401
     assert live.write(lambda tx: retire_run_hosts(tx, now=later, limit=10)) == 0

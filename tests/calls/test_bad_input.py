@@ -31,7 +31,7 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def scene(one_host: Scene) -> Iterator[Scene]:
     one_host.use()
     yield one_host
@@ -132,7 +132,7 @@ def _corral(*arguments: str) -> subprocess.CompletedProcess[str]:
 _HOME: list[Path] = []
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _home(scene: Scene) -> None:
     _HOME[:] = [scene.stack.home]
 

@@ -173,7 +173,7 @@ def test_what_an_async_function_prints_is_its_own_for_as_long_as_it_runs(scene: 
     def all_of_it() -> bool:
         return list(call.logs()) == [f"slowly {n}" for n in range(3)]
 
-    eventually(all_of_it, "its output")
+    assert eventually(all_of_it, "its output")
 
 
 def test_200_calls_at_once_have_their_own_output_in_order(scene: Scene) -> None:

@@ -294,7 +294,7 @@ def test_the_output_of_instances_is_followed(app: Harness) -> None:
     try:
         eventually(lambda: log.read_bytes().count(b"said at") == 1, "what was said before")
         app.says.remote()
-        eventually(lambda: log.read_bytes().count(b"said at") == 2, "what is said now")
+        assert eventually(lambda: log.read_bytes().count(b"said at") == 2, "what is said now")
     finally:
         following.kill()
         following.wait(20)

@@ -17,15 +17,14 @@ from corral.domain.errors import StoreUnavailable
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    with faulty(tmp_path_factory.mktemp("early") / "home", handed_over=False) as made:
+    with faulty(tmp_path_factory.mktemp("early") / "home", handed_over=False) as made, using(made):
         yield made
 
 
 @pytest.fixture
-def ground(served: Ground) -> Iterator[Ground]:
-    with using(served):
-        pier.give_back.remote(0)
-        yield served
+def ground(served: Ground) -> Ground:
+    pier.give_back.remote(0)
+    return served
 
 
 @pytest.fixture

@@ -95,10 +95,16 @@ class Ground:
         data = path.read_bytes()
         path.write_bytes(data[: len(data) - 7])
 
+    def mend(self) -> None:
+        """What was made to fail."""
+        self.blobs.failing_writes = self.blobs.failing_reads = 0
+        self.blobs.lying = None
+        self.blobs.faults.clear()
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    with faulty(tmp_path_factory.mktemp("faulty") / "home", handed_over=False) as made:
+    with faulty(tmp_path_factory.mktemp("faulty") / "home", handed_over=False) as made, using(made):
         yield made
 
 
@@ -122,22 +128,19 @@ def faulty(home: Path, *, handed_over: bool) -> Iterator[Ground]:
 
 @pytest.fixture
 def ground(served: Ground) -> Iterator[Ground]:
-    with using(served):
-        yield served
+    yield served
+    served.mend()
 
 
 @contextmanager
 def using(served: Ground) -> Iterator[None]:
-    """Calls of this process go there; what was made to fail is mended afterwards."""
+    """Calls of this process go there; what is called again finds its instance warm."""
     patient = Backoff(tries=20, first_s=0.02, most_s=0.1)
     rules = OutageRules(patience_s=2)
     with Corral(served.live.url, served.live.operator, backoff=patient, outage=rules) as client:
         backend.set_backend(HttpBackend(client, "default"))
         yield
         backend.set_backend(None)
-    served.blobs.failing_writes = served.blobs.failing_reads = 0
-    served.blobs.lying = None
-    served.blobs.faults.clear()
 
 
 def value(n: int) -> bytes:

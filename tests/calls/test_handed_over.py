@@ -30,14 +30,14 @@ from corral.functions import serialize as codec
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    with faulty(tmp_path_factory.mktemp("near") / "home", handed_over=True) as made:
+    with faulty(tmp_path_factory.mktemp("near") / "home", handed_over=True) as made, using(made):
         yield made
 
 
 @pytest.fixture
 def ground(served: Ground) -> Iterator[Ground]:
-    with using(served):
-        yield served
+    yield served
+    served.mend()
 
 
 @pytest.fixture

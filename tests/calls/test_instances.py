@@ -19,7 +19,7 @@ from corral.wire.endpoints import Scaling
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def scene(one_host: Scene) -> Iterator[Scene]:
     one_host.use()
     yield one_host
@@ -52,7 +52,7 @@ def test_an_instance_that_nobody_calls_ends_in_good_order(scene: Scene) -> None:
 
     client.endpoints.scale("default", name, Scaling(min=0, max=3, idle_s=1.0))
 
-    eventually(lambda: client.runs.get(kept.id).state == "succeeded", "it to end", within_s=90)
+    assert eventually(lambda: client.runs.get(kept.id).state == "succeeded", "it to end", within_s=90)
     client.endpoints.scale("default", name, before)
 
 

@@ -22,7 +22,7 @@ from corral.functions import backend
 from corral.wire.calls import CallView
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def scene(three_hosts: Scene) -> Iterator[Scene]:
     three_hosts.use()
     yield three_hosts

@@ -23,7 +23,7 @@ from corral.wire.tokens import TokenRequest
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def scene(one_host: Scene) -> Iterator[Scene]:
     one_host.use()
     yield one_host

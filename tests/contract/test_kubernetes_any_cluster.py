@@ -176,7 +176,7 @@ def test_what_was_asked_for_is_what_the_server_kept(
 
     spec = cluster.job(handle)["spec"]
 
-    kept: Json = {"backoffLimitPerIndex": 0, "maxFailedIndexes": 1, "activeDeadlineSeconds": 3600}
+    kept: Json = {"backoffLimitPerIndex": 0, "maxFailedIndexes": 2, "activeDeadlineSeconds": 3600}
     kept |= {"podReplacementPolicy": "Failed", "completionMode": "Indexed", "suspend": False}
     assert {name: spec.get(name) for name in kept} == kept
     assert spec["podFailurePolicy"]["rules"][0]["action"] == "Ignore"

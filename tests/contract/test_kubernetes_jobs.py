@@ -295,7 +295,7 @@ def test_parallelism_limits_what_runs_at_once(cluster: KubernetesCluster, api: R
     ]
     end(ends, running[0])
 
-    status_of(cluster, "run", active=2, succeeded=1)
+    assert status_of(cluster, "run", active=2, succeeded=1)
 
 
 def active(cluster: KubernetesCluster) -> list[Json]:

@@ -241,7 +241,7 @@ def test_a_volume_that_is_missing_holds_the_pod(cluster: KubernetesCluster, api:
 
     waiting_for(api, "one", "ContainerCreating")
     said = 'MountVolume.SetUp failed for volume "key" : secret "none" not found'
-    eventually(lambda: ("FailedMount", said) in cluster.events(), "an event")
+    assert eventually(lambda: ("FailedMount", said) in cluster.events(), "an event")
 
 
 def test_pods_that_cannot_be_made_are_told_in_events(cluster: KubernetesCluster, api: RawClient) -> None:

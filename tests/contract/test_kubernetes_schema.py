@@ -247,7 +247,9 @@ def test_a_policy_needs_pods_that_do_not_restart(api: RawClient) -> None:
 
 def test_on_failure_is_legal_for_an_indexed_job(api: RawClient) -> None:
     """DL-D19: restartPolicy Never is not required."""
-    api.post(JOBS, job("on-failure", pod={"restartPolicy": "OnFailure"}), dryRun="All")
+    made = api.post(JOBS, job("on-failure", pod={"restartPolicy": "OnFailure"}), dryRun="All")
+
+    assert made["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
 
 
 def test_all_causes_are_told_at_once(api: RawClient) -> None:

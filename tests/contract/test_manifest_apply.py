@@ -120,7 +120,14 @@ class ManifestHarness:
 
 
 CAPABILITY = json.dumps(
-    {"hostname": "box", "os": "linux", "arch": "x86_64", "cores": 8, "ram_bytes": 1 << 36}
+    {
+        "hostname": "box",
+        "os": "linux",
+        "arch": "x86_64",
+        "cores": 8,
+        "ram_bytes": 1 << 36,
+        "address": "10.0.0.1",
+    }
 )
 
 
@@ -420,6 +427,33 @@ def test_one_run_that_names_what_is_not_there_keeps_all_from_being_queued(fleet:
 
     with pytest.raises(InvalidInput, match="HF_TOKEN"):
         fleet.apply(spec(0), spec(1, secrets=["HF_TOKEN"]), hosts={"box": {}})
+
+    assert rows(fleet.db) == before
+
+
+def test_a_gang_that_no_host_could_hold_is_refused_as_when_it_is_submitted(fleet: ManifestHarness) -> None:
+    fleet.host()
+    before = rows(fleet.db)
+    wide = spec(1, replicas={"min": 101, "max": 101})
+
+    with pytest.raises(InvalidInput, match=r"`runs\.run-1\.replicas` asks for 101 ranks at once; all hosts"):
+        fleet.apply(spec(0), wide)
+
+    assert rows(fleet.db) == before
+    elastic = spec(1, replicas={"min": 1, "max": 101})
+    assert actions(fleet.apply(spec(0), elastic)) == [("new", "run-0"), ("new", "run-1")]
+
+
+def test_an_executor_that_is_not_there_is_refused_in_new_and_in_changed_runs(fleet: ManifestHarness) -> None:
+    elsewhere = {"placement": {"executors": ["elsewhere"]}}
+    words = "`runs.run-0.placement.executors` names elsewhere; there is no executor but `fleet`"
+    with pytest.raises(InvalidInput, match=words):
+        fleet.apply(spec(0, **elsewhere))
+    fleet.apply(spec(0))
+    before = rows(fleet.db)
+
+    with pytest.raises(InvalidInput, match=words):
+        fleet.apply(spec(0, **elsewhere))
 
     assert rows(fleet.db) == before
 

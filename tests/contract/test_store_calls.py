@@ -20,7 +20,7 @@ from corral.core.calls.settle import MOST_LOST, ReportingInstance, lose, take_ba
 from corral.core.calls.transitions import RECORD_S, cancel, expire, forget
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
-from corral.core.endpoints.scaling import EndpointLoad, desired
+from corral.core.endpoints.load import EndpointLoad, desired
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.calls import (
     CallFilter,

@@ -12,7 +12,7 @@ from corral.domain.leases import LeaseState
 from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Attempt, Rank
-from corral.domain.runs.states import RankState
+from corral.domain.runs.states import RankState, RunState
 from corral.domain.secrets.secrets import Secret
 from corral.domain.tokens import Scope
 
@@ -195,3 +195,21 @@ def test_a_join_token_is_used_once_and_a_hosts_credentials_are_found(db: Databas
     assert ends == {first.id: 500.0, second.id: 600.0}
     db.write(lambda tx: tx.tokens.revoke(first.id, 400.0))
     assert [token.id for token in db.read(lambda tx: tx.tokens.of_host(host.id))] == [second.id]
+
+
+def test_hosts_of_one_run_are_told_apart_and_found_when_it_has_ended(db: Database) -> None:
+    """HOUR5-04; also where their tokens are revoked, and after they are gone their newest one."""
+    open_run, ended = a_run(), a_run(state=RunState.FAILED, ended_at=50.0)
+    own, working, idle = a_host(name="own"), a_host(name="working"), a_host(name="idle")
+    of_working = a_token(scope=Scope.RUN, host_id=working.id, run_id=open_run.id)
+    of_idle = a_token(scope=Scope.RUN, host_id=idle.id, run_id=ended.id, revoked_at=40.0)
+    tokens = [a_token(scope=Scope.HOST, project=None, host_id=own.id), of_working, of_idle]
+    db.each([open_run, ended], lambda tx, run: tx.runs.insert(run, "{}"))
+    db.each([own, working, idle], lambda tx, host: tx.hosts.insert(host))
+    db.each(tokens, lambda tx, token: tx.tokens.insert(token))
+
+    assert db.read(lambda tx: tx.hosts.of_runs()) == {working.id: open_run.id, idle.id: ended.id}
+    assert db.read(lambda tx: tx.hosts.of_ended_runs(50.0, 10)) == []
+    assert db.read(lambda tx: tx.hosts.of_ended_runs(60.0, 10)) == [idle]
+    db.write(lambda tx: tx.hosts.delete(idle.id))
+    assert db.read(lambda tx: tx.tokens.newest_of_host(idle.id)) == of_idle

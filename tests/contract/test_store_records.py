@@ -6,10 +6,13 @@ import pytest
 
 from contract.conftest import Database
 from contract.samples import a_run
+from corral.core.tokens import make_token
 from corral.domain.artifacts import NamedObject, Segment
 from corral.domain.errors import Conflict, InvalidInput
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import RunId
 from corral.domain.runs.runs import Event
+from corral.domain.tokens import Scope
 from corral.store.transaction import Tx
 
 
@@ -93,3 +96,28 @@ def test_usage_and_ticks_are_replaced(db: Database) -> None:
     db.each((1.0, 2.0), lambda tx, at: tx.loops.tick("sweep", at))
 
     assert db.read(lambda tx: tx.quotas.usage()) == [("default", 2.0, 6.0)]
+
+
+def test_a_host_of_one_run_is_seen_by_its_project_and_is_none_that_joined(db: Database) -> None:
+    """ATK5-03: in both databases."""
+    joined, mine = Host.new("box", 1.0), Host.new("run-1-0", 1.0)._replace(last_seen_at=5.0)
+    run_id = a_run().id
+
+    def unit(tx: Tx) -> None:
+        tx.hosts.insert(joined)
+        tx.hosts.insert(mine)
+        make_token(tx, Scope.RUN, "t", now=1.0, project="beta", host_id=mine.id, run_id=run_id)
+
+    db.write(unit)
+
+    def names(project: str | None) -> set[str]:
+        return {host.name for host in db.read(lambda tx: tx.hosts.page(None, 10, project=project))}
+
+    assert names(None) == names("beta") == {"box", "run-1-0"}
+    assert names("alpha") == {"box"}
+    assert [host.name for host in db.read(lambda tx: tx.hosts.joined(None, 10))] == ["box"]
+    assert db.read(lambda tx: tx.hosts.project_of(mine.id)) == "beta"
+    assert db.read(lambda tx: tx.hosts.project_of(joined.id)) is None
+    assert db.read(lambda tx: tx.tokens.seen_of_run(run_id, 5.0)) == 1
+    assert db.read(lambda tx: tx.tokens.seen_of_run(run_id, 6.0)) == 0
+    assert db.read(lambda tx: tx.placements.intended("hpc")) == 0

@@ -181,6 +181,26 @@ def test_groups_are_found_by_id_and_name_and_say_what_their_runs_were_given(db: 
     assert json.loads(train or "") == {"lora": {"rank": 8}}
 
 
+def test_a_nul_in_a_spec_keeps_nobody_from_reading_what_runs_were_given(db: Database) -> None:
+    """ATK6-01: Postgres read no list of runs with their params where one spec held a NUL, in any text."""
+    group = Group(new_group_id(), "default", "sweep", 1.0)
+    run = a_run(group_id=group.id)
+    given = {"text": "one\\u0000two", "nul": "one\0two"}
+    spec = json.dumps({"resources": {"gpu": ["a\0b"]}, "params": given, "train": {"steps": 1}})
+
+    def put(tx: Tx) -> None:
+        tx.groups.insert(group)
+        tx.runs.insert(run, spec)
+
+    db.write(put)
+
+    (listed_run,) = db.read(lambda tx: tx.groups.runs(group.id, after=None, limit=2))
+    params, train = db.read(lambda tx: tx.runs.settings([run.id]))[run.id]
+    assert (listed_run.params, listed_run.train) == (params, train)
+    assert {*json.loads(params or "")} == {"text", "nul"}
+    assert json.loads(train or "") == {"steps": 1}
+
+
 def test_what_runs_of_a_group_measured_and_said_is_read_in_portions(db: Database) -> None:
     """ATK-31: the last words of ten thousand runs, and their metrics, were read at once."""
     group = Group(new_group_id(), "default", "sweep", 1.0)

@@ -67,7 +67,7 @@ def reader(home: Path, extra: Mapping[str, str]) -> Iterator[Reader]:
         made.corral("down", "--timeout", "5")
 
 
-def follow_page(page: Path, todo: list[Step], user: Reader, folder: Path) -> None:
+def check_page(page: Path, todo: list[Step], user: Reader, folder: Path) -> None:
     """All in one shell, so that variables and folders last; each step's output is kept apart."""
     work, notes = folder / "work", folder / "notes"
     work.mkdir()

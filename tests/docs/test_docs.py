@@ -23,8 +23,10 @@ NOT_RUN = {
     "it needs a fresh machine",
     "it changes your shell's start-up file",
     "it needs a server of your own",
+    "it needs a bucket of your own",
     "it needs a cluster",
     "it needs a Slurm of your own",
+    "it needs an account",
     "it needs a machine with systemd",
     "it would remove what the other pages use",
 }

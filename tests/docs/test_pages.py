@@ -11,7 +11,7 @@ from support import slurm_cluster
 from support.postgres import private_postgres
 
 from docs.pages import DOCS, PAGES, Command, Step, name_of, steps
-from docs.reader import GPUS, PATIENCE_S, Reader, follow_page, reader
+from docs.reader import GPUS, PATIENCE_S, Reader, check_page, reader
 
 # These start, stop or kill what the others share.
 _ALONE = ("corral up", "corral down", "kill ")
@@ -48,7 +48,7 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path, request: pytest.Fi
     """EN-C13: among them a training loop of the reader's own."""
     todo = steps(page)
     if not is_alone(todo):
-        follow_page(page, todo, request.getfixturevalue("shared"), tmp_path)
+        check_page(page, todo, request.getfixturevalue("shared"), tmp_path)
         return
     with extras_for(page) as extra, reader(tmp_path / "home", extra) as own:
-        follow_page(page, todo, own, tmp_path)
+        check_page(page, todo, own, tmp_path)

@@ -61,7 +61,7 @@ def batch() -> list[Example]:
     ]
 
 
-def run(
+def assert_gradients_are_the_same(
     both: Pair, way: Options, examples: list[Example], loss: losses.Loss, temperature: float = 1.0
 ) -> None:
     theirs = both.theirs(examples, loss, temperature=temperature)
@@ -77,18 +77,18 @@ def run(
 def test_every_way_to_run_a_batch_gives_the_gradients_of_separate_sequences(
     adapter: Pair, name: str, way: str
 ) -> None:
-    run(adapter, WAYS[way], batch(), LOSSES[name])
+    assert_gradients_are_the_same(adapter, WAYS[way], batch(), LOSSES[name])
 
 
 @pytest.mark.parametrize("way", ["several packs", "recomputed", "shared prefixes"])
 def test_full_training_too(full: Pair, way: str) -> None:
-    run(full, WAYS[way], batch(), LOSSES["dapo with kl and entropy"])
-    run(full, WAYS[way], texts(40, 8, 30, 21, 2), SFT)
+    assert_gradients_are_the_same(full, WAYS[way], batch(), LOSSES["dapo with kl and entropy"])
+    assert_gradients_are_the_same(full, WAYS[way], texts(40, 8, 30, 21, 2), SFT)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_temperature_of_sampling_is_that_of_training(adapter: Pair, name: str) -> None:
-    run(adapter, WAYS["shared prefixes"], batch(), LOSSES[name], temperature=0.7)
+    assert_gradients_are_the_same(adapter, WAYS["shared prefixes"], batch(), LOSSES[name], temperature=0.7)
 
 
 def test_a_shared_prefix_is_computed_once(adapter: Pair) -> None:
@@ -157,7 +157,7 @@ def test_a_batch_without_any_weight_costs_nothing_and_teaches_nothing(
 
 def test_a_pack_without_any_weight_does_not_disturb_the_others(adapter: Pair) -> None:
     silent = replace(texts(45)[0], streams={"ce": [0.0] * 45})
-    run(adapter, WAYS["each alone"], [*texts(40, 30), silent], SFT)
+    assert_gradients_are_the_same(adapter, WAYS["each alone"], [*texts(40, 30), silent], SFT)
 
 
 def test_no_examples_are_no_loss(adapter: Pair) -> None:

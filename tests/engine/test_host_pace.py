@@ -31,12 +31,13 @@ def test_the_next_set_up_is_forecast_at_the_pace_of_the_last_ones() -> None:
     first = said(host_pace.usual())
     assert first.pace == 1.0
 
+    # One run is as much as what is usual everywhere.
     host_pace.remember(first, 1.5 * first.setup_s)
     second = said(host_pace.usual())
-    assert second.setup_s == pytest.approx(1.5 * first.setup_s)
+    assert second.setup_s == pytest.approx(1.25 * first.setup_s)
 
     # What is left is the pace of the host, not that of the last forecast.
-    host_pace.remember(second, second.setup_s)
+    host_pace.remember(second, 1.5 * first.setup_s)
     assert host_pace.usual() == pytest.approx(1.5)
 
 

@@ -12,13 +12,12 @@ from trl_oracle import (
     WORDS,
     Graded,
     assert_same,
-    datasets,
     graded,
     model,
     packed,
     separate,
     tokenizer,
-    trl,
+    trl_and_datasets,
 )
 
 from corral.engine.data.packing import pack
@@ -41,6 +40,7 @@ def rows() -> list[Row]:
 
 def theirs(rows: Sequence[Row]) -> Graded:
     """With the collator that the trainer uses."""
+    trl, datasets = trl_and_datasets()
     trainer = trl.SFTTrainer(
         model=copy.deepcopy(model()),
         args=trl.SFTConfig(

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from corral.engine.data.packing import Pack, PackingError, pack, plan
 from corral.engine.data.sequences import Example
+from corral.recipes import calibration
+from corral.recipes.speed import StepLoad, grouped_packs
 
 
 def example(tokens: list[int], *, trained_from: int = 1, group: int = -1, prefix: int = 0) -> Example:
@@ -137,6 +139,20 @@ def test_a_group_too_large_for_a_pack_is_split_and_repeats_its_prompt() -> None:
     packs = pack(examples, 24, share_prefix=True)
     assert [len(one.index) for one in packs] == [2, 2, 2]
     assert [one.real for one in packs] == [23, 23, 23]
+
+
+def test_groups_are_cut_where_whole_ones_would_leave_packs_half_empty() -> None:
+    """Eight groups of 1131 tokens: two do not fit 2048, but parts of them do."""
+    examples = [
+        example([5] * 100 + [k] * 128, trained_from=100, group=group, prefix=100)
+        for group in range(8)
+        for k in range(8)
+    ]
+    packs = pack(examples, 2048, share_prefix=True)
+    assert len(packs) == 5
+    assert sorted(index for one in packs for index in one.index) == list(range(64))
+    load = StepLoad(8 * (100 + 8 * 128), 64 * 128, 64, 228, 0.0, 100, 128, 64, 8)
+    assert grouped_packs(load, 2048, calibration.default()) == 5
 
 
 def test_sharing_takes_fewer_tokens_than_not_sharing() -> None:

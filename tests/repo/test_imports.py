@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -23,10 +23,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         for module in modules()
     }
 
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(error.args[1]))
+    # A CycleError names the modules.
+    assert len(list(TopologicalSorter(graph).static_order())) == len(names)
 
 
 def _known(name: str, names: set[str]) -> str | None:
@@ -94,6 +92,10 @@ READERS = (
     "corral.rank",
     # It runs on a node, and hands on what Ray gave it.
     "corral.adapters.executors.ray.rank_actor",
+    # A process of its own, which takes over the variables that it is told.
+    "corral.adapters.executors.ray.driver",
+    # The first process of a container, which has what AWS gave it and nothing of Corral's yet.
+    "corral.worker.on_sagemaker",
 )
 
 

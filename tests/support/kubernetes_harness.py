@@ -107,6 +107,10 @@ class KubernetesHarness(ExecutorHarness):
         need = Requirements(gpus=3, gpu=("H100",), min_cores=1, min_ram_bytes=64 * MIB)
         return self.order(key, 2, STAYS, need=need)
 
+    def crowded(self, key: str) -> LaunchOrder:
+        need = Requirements(gpus=1, gpu=("H100",), min_cores=1, min_ram_bytes=64 * MIB)
+        return self.order(key, 3, STAYS, min_ranks=2, need=need)
+
     def broken(self) -> tuple[KubernetesExecutor, str]:
         return self.executor(service_account="nobody"), "nobody"
 

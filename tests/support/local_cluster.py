@@ -194,7 +194,7 @@ def _kill(process: Process) -> None:
     process.wait(timeout=20)
 
 
-def wait_final(corral: Corral, run_id: str, *, within_s: float = 40.0) -> RunDetail:
+def wait_final(corral: Corral, run_id: str, *, within_s: float = 120.0) -> RunDetail:
     def final() -> RunDetail | None:
         run = corral.runs.get(run_id)
         return run if run.state in FINAL_STATES else None

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,3 +80,16 @@ class LocalRay:
             if any(str(self.folder) in word for word in process.info["cmdline"] or ()):
                 process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@cache
+def shared_ray() -> LocalRay:
+    """One for all tests of a process that come in a row: its start takes ten seconds of a core."""
+    return LocalRay()
+
+
+def stop_shared_ray() -> None:
+    """Not later than it has to be: it takes some of a core while nobody uses it too."""
+    if shared_ray.cache_info().currsize:
+        shared_ray().stop()
+        shared_ray.cache_clear()

@@ -10,9 +10,12 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 TESTS = Path(__file__).resolve().parents[1]
 # One process and in this order: the others read what the first has converted.
 SMOLLM2 = ("engine/test_smollm2.py", "engine/test_greedy.py", "engine/test_learns.py")
+# One process and in this order: they share a Ray.
+RAY = ("contract/test_ray_executor.py", "acceptance/test_executors.py")
 # So that all processes are busy to the end.
 LONGEST = (
     "docs/test_pages.py",
+    *RAY,
     *SMOLLM2,
     "acceptance/test_training.py",
     "acceptance/test_run_folders.py",
@@ -57,4 +60,6 @@ class FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
         name = nodeid.partition("::")[0].removeprefix("tests/")
         if any(_is_in(name, place) for place in APART):
             return nodeid
+        if name in RAY:
+            return "ray"
         return "smollm2" if name in SMOLLM2 else name

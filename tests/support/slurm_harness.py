@@ -99,6 +99,9 @@ class SlurmHarness(ExecutorHarness):
     def impossible(self, key: str) -> LaunchOrder:
         return self.order(key, 1, STAYS, need=Requirements(gpus=3))
 
+    def crowded(self, key: str) -> LaunchOrder:
+        return self.order(key, len(NODES) + 1, STAYS, min_ranks=2, need=Requirements(gpus=2))
+
     def broken(self) -> tuple[SlurmExecutor, str]:
         return SlurmExecutor(replace(self.options, partition="nowhere")), "nowhere"
 

@@ -22,6 +22,7 @@ from corral.client.training.placement import (
     gpu_of,
     least_vram,
     settled,
+    with_forecast,
     with_model,
 )
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability, Requirements, judge
@@ -33,7 +34,7 @@ from corral.recipes.train_tables import DataFacts
 from corral.wire.hosts import HostView
 from corral.wire.runs import HostVerdict
 from corral.wire.spec.run_file import RunSpec
-from corral.wire.spec.tables import Resources
+from corral.wire.spec.tables import PlacementTable, Resources
 
 GIB = 1 << 30
 TODAY = date(2026, 12, 1)
@@ -355,3 +356,14 @@ def test_every_price_of_a_card_has_its_source_and_age(tmp_path: Path) -> None:
     assert all(price["source"] for price in prices)
     assert {price["age_days"] is None for price in prices} == {True, False}
     assert all((price["age_days"] is None) == (price["published"] is None) for price in prices)
+
+
+def test_a_run_for_the_cheapest_executor_says_how_long_it_takes_on_each_card() -> None:
+    """Offers are ranked by expected cost to finish, not by hourly price: the server needs the times."""
+    asked = PlacementTable(executors=["fleet", "cheapest"])
+    times = with_forecast(asked, subject()).forecast_s
+
+    assert times["b200"] < times["h100"] < times["a100-sxm"]
+    assert set(with_forecast(asked, subject(method="full")).forecast_s) < set(times)
+    assert with_forecast(PlacementTable(executors=["slurm"]), subject()).forecast_s == {}
+    assert with_forecast(asked, None) is asked

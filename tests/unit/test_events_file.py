@@ -17,6 +17,7 @@ from corral.worker.child.events_file import (
     LINE_MAX_BYTES,
     BadEvent,
     CheckpointEvent,
+    Event,
     EventsFile,
     MetricEvent,
     NoteEvent,
@@ -131,6 +132,7 @@ keys = st.sampled_from(["progress", "step", "total", "metrics", "note", "checkpo
 @given(st.dictionaries(keys, json_values, max_size=7))
 def test_whatever_is_said_can_be_sent(said: dict[str, object]) -> None:
     for event in parse(json.dumps(said).encode(), plain):
+        assert isinstance(event, Event)
         match event:
             case ProgressEvent(values):
                 BeatRequest(progress=values).model_dump_json()
@@ -145,7 +147,9 @@ def test_whatever_is_said_can_be_sent(said: dict[str, object]) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_survived(line: bytes) -> None:
-    list(parse(line.replace(b"\n", b""), plain))
+    found = list(parse(line.replace(b"\n", b""), plain))
+
+    assert all(isinstance(event, Event) for event in found)
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a link to a device", "a link to a file"])

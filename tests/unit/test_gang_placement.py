@@ -10,16 +10,18 @@ import pytest
 from pydantic import ValidationError
 from support.queue_of_hosts import QueueOfHosts
 
-from corral.core.queue.backfill import FreeSeat, first_seats
 from corral.core.queue.grants import Grant
 from corral.core.queue.rooms import rooms_in_database
 from corral.core.queue.why import WhyQuestion, standings
 from corral.core.queue.why_gang import gang_notes, gang_summary
 from corral.domain.errors import InvalidInput
-from corral.domain.ids import HostId, RunId
+from corral.domain.ids import RunId
 from corral.domain.runs.reasons import Reason
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunFile, RunSpec
+
+# Hosts, and the wall limits of what runs there.
+WALLS = {"first": 500.0, "later": 1000.0, "last": 5000.0}
 
 
 @pytest.fixture
@@ -136,6 +138,48 @@ def test_hosts_are_kept_for_a_gang_that_has_been_next_for_long(yard: QueueOfHost
     assert yard.run(long).state == "queued"
 
 
+def test_what_becomes_free_early_is_kept_for_a_gang_that_waits(yard: QueueOfHosts) -> None:
+    """Runs end long before their wall limits: whichever host has room first counts, not the one chosen."""
+    running = {name: busy(yard, yard.host(name, gpus=1), wall_s=wall_s)[0] for name, wall_s in WALLS.items()}
+    gang = yard.submit(gpus=1, ranks=2)
+    yard.clock.advance(yard.policy.reserve_after_s)
+    yard.submit(gpus=1, wall_s=9000)
+    yard.end(running["last"])
+    assert poll(yard, "last") == []
+    first, last = yard.hosts["first"].id, yard.hosts["last"].id
+    assert set(yard.board.reservations.hosts_of(gang)) == {first, last}
+    yard.end(running["later"])
+    assert [grant.run.id for grant in poll(yard, "later", "last")] == [gang] * 2
+
+
+def test_a_gang_that_was_behind_another_does_not_wait_anew(yard: QueueOfHosts) -> None:
+    """It has grown old meanwhile: hosts are kept for it as soon as it is next."""
+    running = {name: busy(yard, yard.host(name, gpus=1), wall_s=wall_s)[0] for name, wall_s in WALLS.items()}
+    first, second = yard.submit(gpus=1, ranks=2), yard.submit(gpus=1, ranks=2)
+    yard.clock.advance(yard.policy.reserve_after_s)
+    for name in ("first", "later"):
+        yard.end(running[name])
+        poll(yard, name)
+    assert yard.run(first).state == "running"
+    yard.submit(gpus=1, wall_s=9000)
+    yard.end(running["last"])
+    assert poll(yard, "last") == []
+    assert yard.hosts["last"].id in yard.board.reservations.hosts_of(second)
+
+
+def test_hosts_are_kept_for_the_first_gang_and_not_for_those_behind_it(yard: QueueOfHosts) -> None:
+    for name, wall_s in {**WALLS, "much later": 6000.0}.items():
+        busy(yard, yard.host(name, gpus=1), wall_s=wall_s)
+    yard.host("free", gpus=1)
+    first, second = yard.submit(gpus=1, ranks=3), yard.submit(gpus=1, ranks=2)
+    poll(yard, "free")
+    yard.clock.advance(yard.policy.reserve_after_s)
+    for _ in range(2):
+        poll(yard, "free")
+    assert len(yard.board.reservations.hosts_of(first)) == 3
+    assert yard.board.reservations.hosts_of(second) == ()
+
+
 def test_hosts_are_not_kept_for_ever(yard: QueueOfHosts) -> None:
     yard.host("one", gpus=1)
     yard.host("two", gpus=1)
@@ -220,12 +264,6 @@ def test_an_elastic_run_starts_with_what_there_is_and_grows(yard: QueueOfHosts) 
     assert poll(yard, "two") == []
 
 
-def test_the_first_seats_are_chosen_over_all_hosts() -> None:
-    a = iter([FreeSeat(0.0, HostId("a")), FreeSeat(9.0, HostId("a"))])
-    b = iter([FreeSeat(5.0, HostId("b")), FreeSeat(7.0, HostId("b"))])
-    assert [seat.at for seat in first_seats([a, b], 3)] == [0.0, 5.0, 7.0]
-
-
 @pytest.mark.parametrize(
     ("replicas", "said"),
     [
@@ -235,11 +273,12 @@ def test_the_first_seats_are_chosen_over_all_hosts() -> None:
         ({"min": 3, "max": 2}, "min = 3, which is more than max = 2"),
         ({"min": 3}, "needs both"),
         ({"min": 0, "max": 2}, "greater than or equal to 1"),
-        ("4", "valid dictionary or instance"),
-        (True, "valid dictionary or instance"),
+        ("4", "must be a number, or"),
+        (True, "must be a number, or"),
     ],
 )
 def test_what_replicas_may_not_be_is_told(replicas: object, said: str) -> None:
+    """HOUR5-17: of a wrong type it said "must be a table"; a number is the usual form."""
     with pytest.raises(ValidationError) as refused:
         RunFile.model_validate({"argv": ["true"], "replicas": replicas})
     (error,) = refused.value.errors()

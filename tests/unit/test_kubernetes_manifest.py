@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from typing import Any
 
@@ -14,12 +15,15 @@ from support.kubernetes_server.resources import resource_of
 from support.kubernetes_server.schema import decode
 from support.kubernetes_server.validation import validate_new
 
+from corral.adapters.executors.kubernetes.executor import KubernetesExecutor
 from corral.adapters.executors.kubernetes.manifest import job_manifest, secret_manifest
 from corral.adapters.executors.kubernetes.names import JobHandle, job_name, label_value
-from corral.adapters.executors.kubernetes.options import ExtraVolume, KubernetesOptions, options_from
+from corral.adapters.executors.kubernetes.options import ExtraVolume, KubernetesOptions
+from corral.bootstrap.executors import InstalledExecutors
 from corral.domain.errors import InvalidInput
 from corral.domain.hosts.capability import GIB, Requirements
 from corral.domain.placements.orders import LaunchOrder
+from corral.domain.placements.placements import ExecutorKind, ExecutorRecord
 
 Json = dict[str, Any]
 OPTIONS = KubernetesOptions(image="corral/worker:1")
@@ -86,7 +90,7 @@ def test_the_job_is_one_indexed_job_that_tells_its_ranks_apart() -> None:
 
 def test_an_elastic_order_may_lose_what_it_can_do_without() -> None:
     """DL-D14."""
-    assert made(min_ranks=1)["spec"]["maxFailedIndexes"] == 3
+    assert made(min_ranks=1)["spec"]["maxFailedIndexes"] == 4
 
 
 def test_the_pod_is_nobody_and_may_do_nothing() -> None:
@@ -260,6 +264,15 @@ def test_what_the_product_makes_is_kept_as_it_is() -> None:
     assert JobHandle.parse("nonsense") is None
 
 
+def read(given: Json) -> KubernetesOptions:
+    """As an operator's words for a new executor are read."""
+    options = InstalledExecutors().checked(ExecutorKind.KUBERNETES, {"url": "https://corral.test", **given})
+    record = ExecutorRecord("k8s", ExecutorKind.KUBERNETES, json.dumps(options), 0.0, "user:ada")
+    made = InstalledExecutors().open(record)
+    assert isinstance(made, KubernetesExecutor)
+    return made._options
+
+
 def test_options_are_read_from_what_was_written() -> None:
     volume = {"name": "data", "mount_path": "/data", "source": {"emptyDir": {}}}
     given = {
@@ -271,28 +284,28 @@ def test_options_are_read_from_what_was_written() -> None:
         "queue": None,
     }
 
-    read = options_from(given)
+    found = read(given)
 
-    assert (read.image, read.restarts, read.cpu, read.queue) == ("i", 2, 0.5, None)
-    assert read.volumes == (ExtraVolume("data", "/data", {"emptyDir": {}}),)
-    assert options_from({}) == KubernetesOptions()
+    assert (found.image, found.restarts, found.cpu, found.queue) == ("i", 2, 0.5, None)
+    assert found.volumes == (ExtraVolume("data", "/data", {"emptyDir": {}}),)
+    assert read({}) == KubernetesOptions()
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"imagee": "x"}, "`imagee` is not an option"),
-        ({"image": 3}, "`image` is 3; a text is expected"),
-        ({"restarts": "2"}, "`restarts` is '2'; a whole number is expected"),
-        ({"autoscales": "yes"}, "`autoscales` is 'yes'; true or false is expected"),
+        ({"imagee": "x"}, "imagee is not an option"),
+        ({"image": 3}, "image must be a string"),
+        ({"restarts": "two"}, "restarts must be a whole number"),
+        ({"autoscales": "perhaps"}, "autoscales must be true or false"),
         ({"user": 0}, "workers never run as root"),
-        ({"keep_s": -1}, "must not be negative"),
-        ({"volumes": [{"name": "x"}]}, "'mount_path' is missing"),
-        ({"volumes": [{"nam": "x"}]}, "a volume has no nam"),
-        ({"labels": {"a": "b"}}, "a table is expected"),
-        ({"pull_secrets": "one"}, "a list is expected"),
+        ({"keep_s": -1}, "keep_s is -1; it must not be negative"),
+        ({"volumes": [{"name": "x", "source": {}}]}, "volumes.0.mount_path is required"),
+        ({"volumes": [{"nam": "x"}]}, "volumes.0.nam is not a known key"),
+        ({"labels": {"a": "b"}}, "labels.a must be a table"),
+        ({"pull_secrets": "one"}, "pull_secrets must be a list"),
     ],
 )
 def test_wrong_options_are_named(given: Json, words: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(words)):
-        options_from(given)
+        read(given)

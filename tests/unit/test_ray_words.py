@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
+from corral.adapters.executors.ray.api import RayApi
 from corral.adapters.executors.ray.models import (
     RayCluster,
     RayNode,
@@ -19,6 +21,7 @@ from corral.adapters.executors.ray.models import (
 )
 from corral.domain.hosts.capability import Requirements
 from corral.domain.placements.orders import LaunchOrder, RankSighting, SightCause, SightState
+from corral.ports.executor import ExecutorUnreachable
 
 GIB = 1 << 30
 
@@ -146,3 +149,17 @@ def test_a_sighting_says_what_is_known_and_no_more() -> None:
 def test_options_that_could_not_work_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RayCluster(**options)
+
+
+def test_what_opens_a_cluster_is_in_no_argument() -> None:
+    """ATK5-05: everybody on the machine could read it there; the driver gets it over its standard input."""
+    tells = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    told = asked['environ']['RAY_AUTH_TOKEN']\n"
+        "    print(json.dumps({'error': told, 'detail': ''}), flush=True)\n"
+    )
+    cluster = RayCluster(driver=(sys.executable, "-c", tells), environ={"RAY_AUTH_TOKEN": "opens-it"})
+    with pytest.raises(ExecutorUnreachable, match="opens-it"):
+        RayApi(cluster).call("versions", {})

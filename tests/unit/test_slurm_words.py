@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from corral.adapters.executors.slurm import fitting
-from corral.adapters.executors.slurm.api import read_files, read_history, read_nodes
+from corral.adapters.executors.slurm.api import SlurmApi, read_files, read_history, read_nodes
 from corral.adapters.executors.slurm.errors import refused_or_unreachable
 from corral.adapters.executors.slurm.models import (
     QueuedJob,
@@ -284,3 +285,44 @@ def test_a_jobs_name_gives_its_key_and_its_installation(installation: str) -> No
 def test_a_handle_is_a_number_and_a_key() -> None:
     assert read_handle(str(_HANDLE)) == _HANDLE
     assert [read_handle(text) for text in ("12", "12:", "12; rm -rf /:p", "x:p-1", "12:P 1")] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    "tasks", ["0-99999999999", "1--2", "9" * 5000, "0-999999", ",".join(["0-99999"] * 99)]
+)
+def test_what_a_job_wrote_down_costs_little_whatever_it_says(tasks: str) -> None:
+    """ATK5-06: a run that is not isolated can write there, and the server reads it for all runs."""
+    sent = f"srun: launching StepId=1.0 on host n1, 1 tasks: {tasks}"
+    ended = [
+        "srun: _task_finish: Received task exit notification for 1 tasks of StepId=1.0 "
+        f"(status=0x{'f' * 5000}).",
+        f"srun: error: n1: tasks {tasks}: Exited with exit code 1",
+        f"{'9' * 5000}: slurmstepd: exceeded memory limit",
+    ]
+    files = {"ranks": [f"corral: ranks {tasks}"], "step": [f"corral: job {_HANDLE.job_id}", sent, *ended]}
+
+    seen = sighting(_HANDLE, {}, {**files, f"step-{'9' * 5000}": [f"corral: job {_HANDLE.job_id}"]})
+
+    assert seen is not None
+    assert len(seen.ranks) <= 100_000
+
+
+def test_links_and_pipes_in_the_folder_of_a_job_are_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    """ATK5-06: a run that is not isolated can lay them there, and the control plane may read more than it."""
+    secret, commands = tmp_path / "secret", tmp_path / "bin"
+    secret.write_text("corral: operator's own\n")
+    commands.mkdir()
+    (commands / "squeue").write_text("#!/bin/sh\n")
+    (commands / "squeue").chmod(0o700)
+    folder = tmp_path / "shared" / _HANDLE.key
+    folder.mkdir(parents=True)
+    (folder / "rank-0.out").symlink_to(secret)
+    (folder / "step-8").symlink_to(secret)
+    os.mkfifo(folder / "step-9")
+    (folder / "step").write_text("corral: job 1\n")
+    prefix = ("env", f"PATH={commands}:{os.defpath}")
+    api = SlurmApi(SlurmOptions(folder=str(folder.parent), command_prefix=prefix, timeout_s=10.0))
+
+    assert api.observe([_HANDLE]).files == {_HANDLE.key: {"step": ["corral: job 1"]}}
+    assert api.logs(_HANDLE, 0, most_bytes=1000) == "corral: job 1\n"
+    assert api.logs(_HANDLE, 9, most_bytes=1000) == "corral: job 1\n"

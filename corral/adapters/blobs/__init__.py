@@ -1,1 +1,1 @@
-"""Blobs and log segments in a directory."""
+"""Blobs in a directory or a bucket, and log segments in a directory."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
-import shutil
-import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -24,15 +21,13 @@ from corral.adapters.blobs.disk import (
     translated,
     write_all,
 )
-from corral.adapters.blobs.local_handover import HandoverInbox, TakenFile
-from corral.adapters.blobs.upload import DirectoryUpload, SideUpload, hash_rest
-from corral.domain.errors import Conflict, DigestMismatch, DiskFull, OffsetMismatch, StoreUnavailable
+from corral.adapters.blobs.upload import hash_rest
+from corral.adapters.blobs.uploads import UploadFolder, check_digests, check_prefix
+from corral.domain.errors import StoreUnavailable
 from corral.domain.ids import Digest, digest, is_digest
 from corral.files.atomic import sync_file, sync_folder
-from corral.files.locks import open_locked, remove_locked
 
 _CHUNK_BYTES = 1 << 20
-_PREFIX = re.compile(r"[0-9a-f]{2}")
 _PREFIXES = tuple(f"{number:02x}" for number in range(256))
 # Syncs that wait together share a commit of the file system's journal.
 _SYNCERS = 8
@@ -40,33 +35,23 @@ _REMEMBERED = 10_000
 _DAMAGED = "Run `corral fsck`; upload the blob again to replace it."
 
 
-class DirectoryBlobs:
+class DirectoryBlobs(UploadFolder):
     """A BlobStore in one directory of one file system, safe for several threads and processes.
 
     A committed upload always replaces the file in place: equal bytes cost nothing, damage is healed.
     """
 
     def __init__(self, root: Path, *, min_free_bytes: int = 0, hand_over: bool = True) -> None:
-        """Make the folders. Writes are refused with DiskFull while fewer bytes are free.
-
-        With `hand_over` those who share the machine need not send their bytes.
-        """
+        super().__init__(root, min_free_bytes=min_free_bytes, hand_over=hand_over)
         self._blobs = root / "blobs"
-        self._partials = root / "partial"
-        self._near = HandoverInbox(root, self._partials)
-        self._hand_over = hand_over
         # Blobs that were hashed here lately, with inode, size and times of the file then.
         self._hashed: OrderedDict[Digest, tuple[int, int, int, int]] = OrderedDict()
-        self._min_free_bytes = min_free_bytes
-        self._open: weakref.WeakValueDictionary[Path, DirectoryUpload] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
         self._settling: set[Digest] = set()
         with translated(f"cannot prepare the blob store {root}"):
             self._prepare()
 
     def _prepare(self) -> None:
         make_folders(self._blobs)
-        make_folders(self._partials)
         for prefix in _PREFIXES:
             (self._blobs / prefix).mkdir(mode=FOLDER_MODE, exist_ok=True)
         sync_folder(self._blobs)
@@ -74,74 +59,9 @@ class DirectoryBlobs:
         for prefix in _PREFIXES:
             sync_folder(self._blobs / prefix)
 
-    def open_upload(self, digest: Digest, *, uploader: str, offset: int | None) -> DirectoryUpload:
-        """Starting anew while an upload of the same uploader runs makes a second partial: both succeed.
-
-        Going on takes the partial from a request that stopped there, which then gets Conflict: its
-        client is gone. One that another process holds is a Conflict for the caller.
-        """
-        partial = self._partial(digest, uploader)
-        self._check_space(0)
-        with translated(f"cannot open an upload of blob {digest}"):
-            if offset is None:
-                return self._start(digest, partial)
-            return self._go_on(digest, partial, offset)
-
-    def _start(self, digest: Digest, partial: Path) -> DirectoryUpload:
-        descriptor = open_locked(partial, os.O_RDWR | os.O_CREAT)
-        if descriptor is None:
-            side = partial.with_name(f"{partial.name}.{secrets.token_hex(8)}")
-            own = os.open(side, os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY, FILE_MODE)
-            return SideUpload(digest, side, own, check_space=self._check_space, publish=self._publish)
-        os.ftruncate(descriptor, 0)
-        return self._uploading(digest, partial, descriptor)
-
-    def _go_on(self, digest: Digest, partial: Path, offset: int) -> DirectoryUpload:
-        before = self._running(partial)
-        if before is not None and not before.give_way(offset):
-            raise _wrong_offset(digest, offset, before.offset)
-        try:
-            descriptor = open_locked(partial, os.O_RDWR | (0 if offset else os.O_CREAT))
-        except FileNotFoundError:
-            raise _wrong_offset(digest, offset, 0) from None
-        if descriptor is None:
-            raise Conflict(
-                f"another request or process is receiving blob {digest} from the same uploader",
-                hint="Wait for it to end, then ask for the offset and go on there.",
-            )
-        size = os.fstat(descriptor).st_size
-        if size != offset:
-            os.close(descriptor)
-            raise _wrong_offset(digest, offset, size)
-        return self._uploading(digest, partial, descriptor)
-
-    def _uploading(self, digest: Digest, partial: Path, descriptor: int) -> DirectoryUpload:
-        upload = DirectoryUpload(
-            digest, partial, descriptor, check_space=self._check_space, publish=self._publish
-        )
-        with self._lock:
-            self._open[partial] = upload
-        return upload
-
-    def _running(self, partial: Path) -> DirectoryUpload | None:
-        with self._lock:
-            return self._open.get(partial)
-
-    def partial_size(self, digest: Digest, *, uploader: str) -> int:
-        partial = self._partial(digest, uploader)
-        running = self._running(partial)
-        if running is not None and running.is_live:
-            return running.offset
-        with translated(f"cannot look for an upload of blob {digest}"), suppress(FileNotFoundError):
-            return partial.stat().st_size
-        return 0
-
     def put_many(self, items: Sequence[tuple[Digest, bytes]]) -> None:
         wanted = dict(items)
-        for name, data in wanted.items():
-            found = hashlib.sha256(data).hexdigest()
-            if found != name:
-                raise DigestMismatch(f"announced as {name}, the {len(data)} bytes received have {found}")
+        check_digests(wanted)
         self._check_space(sum(len(data) for data in wanted.values()))
         token = secrets.token_hex(8)
         partials = {name: self._partials / f"{name}.{token}" for name in wanted}
@@ -181,15 +101,6 @@ class DirectoryBlobs:
             with self._lock:
                 self._settling -= new
 
-    def near(self) -> Path | None:
-        return self._near.folder() if self._hand_over else None
-
-    def take(self, name: str) -> TakenFile:
-        if not self._hand_over:
-            raise KeyError(name)
-        self._check_space(0)
-        return self._near.take(name, self._publish)
-
     def place(self, digest: Digest) -> Path | None:
         if not self.has(digest):
             raise KeyError(digest)
@@ -202,6 +113,9 @@ class DirectoryBlobs:
     def has(self, digest: Digest) -> bool:
         with translated(f"cannot look for blob {digest}"):
             return self._path(digest).exists() and digest not in self._settling
+
+    def lacking(self, digests: Sequence[Digest]) -> list[Digest]:
+        return [digest for digest in digests if not self.has(digest)]
 
     def size(self, digest: Digest) -> int:
         with translated(f"cannot look for blob {digest}"):
@@ -235,38 +149,14 @@ class DirectoryBlobs:
             os.replace(self._path(digest), folder / f"{digest}.{time.time_ns()}")
 
     def digests(self, prefix: str) -> Iterator[Digest]:
-        if not _PREFIX.fullmatch(prefix):
-            raise ValueError(f"a prefix is two lower-case hexadecimal digits, not {prefix!r}")
+        check_prefix(prefix)
         with translated(f"cannot list blobs {prefix}"):
             names = sorted(os.listdir(self._blobs / prefix))
         return (Digest(name) for name in names if is_digest(name))
 
-    def sweep_partials(self, older_than_s: float) -> int:
-        before = time.time() - older_than_s
-        with translated("cannot sweep partial uploads"):
-            swept = sum(_sweep(path, before) for path in list(self._partials.iterdir()))
-            return swept + self._near.sweep(before)
-
-    def free_bytes(self) -> int | None:
-        try:
-            return shutil.disk_usage(self._partials).free
-        except OSError:
-            return None
-
-    def _check_space(self, coming: int) -> None:
-        free = self.free_bytes() if self._min_free_bytes else None
-        if free is not None and free - coming < self._min_free_bytes:
-            raise DiskFull(
-                f"the blob store has {free} bytes free; {coming} more would leave less than"
-                f" the {self._min_free_bytes} to be kept"
-            )
-
     def _path(self, name: Digest) -> Path:
         checked = digest(name)
         return self._blobs / checked[:2] / checked
-
-    def _partial(self, name: Digest, uploader: str) -> Path:
-        return self._partials / f"{digest(name)}.{hashlib.sha256(uploader.encode()).hexdigest()[:16]}"
 
     def _open_blob(self, digest: Digest) -> int:
         with translated(f"cannot open blob {digest}"):
@@ -315,10 +205,6 @@ def _file_state(path: Path) -> tuple[int, int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _wrong_offset(digest: Digest, asked: int, found: int) -> OffsetMismatch:
-    return OffsetMismatch(f"the upload of blob {digest} is at {found}, not at {asked}")
-
-
 def _write_durably(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, FILE_MODE)
     try:
@@ -336,17 +222,6 @@ def _replace(partial: Path, final: Path) -> None:
         if os.name != "nt" or final.stat().st_size != partial.stat().st_size:
             raise
         partial.unlink()
-
-
-def _sweep(path: Path, before: float) -> int:
-    with suppress(FileNotFoundError):
-        if path.stat().st_mtime >= before:
-            return 0
-        descriptor = open_locked(path, os.O_RDWR)
-        if descriptor is not None:
-            remove_locked(path, descriptor)
-            return 1
-    return 0
 
 
 def _drain(results: Iterable[object]) -> None:

@@ -26,6 +26,10 @@ HASH_BYTES = 1 << 18
 _WRITEBACK_BYTES = 16 << 20
 
 
+class NotPublished(StoreUnavailable):
+    """The bytes are whole, but their final place cannot be reached now."""
+
+
 class DirectoryUpload:
     """Owns its locked descriptor. Any thread may call; another request may take the partial over."""
 
@@ -79,6 +83,10 @@ class DirectoryUpload:
                     # An error here may be told only once, so the pages are not to be trusted after it.
                     sync_file(descriptor)
                     self._place(descriptor)
+            except NotPublished:
+                # The bytes are whole and durable here: the next try need not send them again.
+                self._let_go("is closed")
+                raise
             except StoreUnavailable:
                 self._abandon()
                 raise

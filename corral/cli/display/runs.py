@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from corral.cli.display import render
 from corral.cli.display.visible import visible_line
 from corral.domain.runs.reasons import Reason
 from corral.durations import format_duration
-from corral.wire.runs import RunView
+from corral.wire.runs import RankView, RunView
 
 # Empty where the reason says it all.
 WORDS: Mapping[Reason, str] = {
@@ -35,6 +36,7 @@ WORDS: Mapping[Reason, str] = {
     Reason.POISON: "hosts were lost, or could not go on, while they ran it",
 }
 
+_CANNOT_EXECUTE = re.compile(r"(rank \d+: )?cannot execute")
 _NOT_STARTED: Mapping[int, str] = {
     126: "Make the program executable (`chmod +x`), or start it with its interpreter: `sh FILE`.",
     127: "Check its name: it must be on the host's PATH, or be shipped with `code` and begin with `./`.",
@@ -52,9 +54,17 @@ def told(reason: str | None) -> str | None:
     return f"{reason} ({words})" if words else reason
 
 
+def told_of_rank(rank: RankView, others: Sequence[RankView]) -> str | None:
+    """The same of a rank. One that was stopped as another failed is given back by no worker."""
+    own_ends = (None, Reason.FINISHED, Reason.RELEASED)
+    if rank.reason == Reason.RELEASED and any(other.reason not in own_ends for other in others):
+        return f"{rank.reason} (stopped, since another rank failed)"
+    return told(rank.reason)
+
+
 def hint(run: RunView) -> str | None:
     """The server's, except for a program that never started: there is no output to read."""
-    if run.reason == Reason.CODE_ERROR and (run.detail or "").startswith("cannot execute"):
+    if run.reason == Reason.CODE_ERROR and _CANNOT_EXECUTE.match(run.detail or ""):
         return _NOT_STARTED.get(run.exit_code or 0, run.hint)
     return run.hint
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from typing import Annotated
 
 import typer
@@ -21,7 +22,7 @@ from corral.cli.options import AsJson, Endpoint, command_group
 from corral.domain.errors import InvalidInput, NotFound
 from corral.settings import read_settings
 from corral.wire.base import validated
-from corral.wire.endpoints import Scaling
+from corral.wire.endpoints import EndpointView, InstanceView, Scaling
 
 _FOLLOW_S = 0.5
 
@@ -64,6 +65,7 @@ def list_endpoints(
             one.current or None,
             "stopped" if one.stopped else one.versions[0].state if one.versions else None,
             f"{one.ready}/{one.instances}",
+            _where(one),
             one.queued,
             one.running,
             render.age(one.called_at) if one.called_at else None,
@@ -71,7 +73,18 @@ def list_endpoints(
         )
         for one in found
     ]
-    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED", "NEXT")
+    columns = (
+        "ENDPOINT",
+        "PROJECT",
+        "VERSION",
+        "STATE",
+        "READY",
+        "WHERE",
+        "QUEUED",
+        "RUNNING",
+        "CALLED",
+        "NEXT",
+    )
     empty = "nothing is deployed; `corral fn deploy demo.py`"
     render.show_list(found, columns, rows, as_json=as_json, empty=empty)
 
@@ -96,11 +109,28 @@ def show(name: Endpoint, as_json: AsJson = False) -> None:
         ("next by schedule", render.moment(view.next_at)),
     )
     render.say()
+    if view.standings:
+        running = [(one.run, one.version, one.state, one.ready, _place(one)) for one in view.standings]
+        render.show_table(("INSTANCE", "VERSION", "STATE", "READY", "WHERE"), running, empty="")
+        render.say()
     rows = [
         (one.version, one.state, render.moment(one.created_at), one.created_by, one.detail)
         for one in view.versions
     ]
     render.show_table(("VERSION", "STATE", "DEPLOYED", "BY", "DETAIL"), rows, empty="no versions")
+
+
+def _place(instance: InstanceView) -> str | None:
+    """`slurm: n1` for one that an executor brought up, else the host."""
+    if instance.executor is None:
+        return instance.host
+    return f"{instance.executor}: {instance.node}" if instance.node else instance.executor
+
+
+def _where(view: EndpointView) -> str | None:
+    """`laptop, slurm 2`: hosts and executors, with how many instances each has if there are several."""
+    counted = Counter(one.executor or one.host or one.state for one in view.standings)
+    return ", ".join(f"{where} {count}" if count > 1 else where for where, count in counted.items()) or None
 
 
 @app.command("scale")

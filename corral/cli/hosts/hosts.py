@@ -10,7 +10,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.hosts.history import show_history
-from corral.cli.hosts.load import busy, load, show_gpus, standing, watch_hosts
+from corral.cli.hosts.load import busy, is_listed, load, show_gpus, standing, watch_hosts
 from corral.cli.options import AsJson, command_group
 from corral.domain.hosts.capability import ENGINE_PACKAGES, lacks
 from corral.wire.hosts import CapabilityReport, HostView
@@ -30,7 +30,10 @@ _POLICY = (
 
 @app.command("ls")
 def list_hosts(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are revoked.")] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", "-a", help="Also revoked ones, and workers of a run that are gone."),
+    ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show how busy they are, again and again until Ctrl-C.")
     ] = False,
@@ -41,7 +44,7 @@ def list_hosts(
         if watch and not as_json:
             watch_hosts(corral, everything=everything)
         found = corral.hosts.all()
-    hosts = [host for host in found if everything or host.revoked_at is None]
+    hosts = [host for host in found if everything or is_listed(host)]
     rows = [
         (
             host.id,

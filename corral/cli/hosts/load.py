@@ -15,6 +15,11 @@ _GIB = 1 << 30
 GPU_COLUMNS = ("GPU", "NAME", "USE", "MEMORY", "TEMP", "POWER")
 
 
+def is_listed(host: HostView) -> bool:
+    """Not so the revoked ones, and workers of one run that are gone or never came."""
+    return host.revoked_at is None and (host.run_id is None or host.alive)
+
+
 def standing(host: HostView) -> str:
     if host.revoked_at is not None:
         return "revoked"
@@ -74,7 +79,7 @@ def watch_hosts(corral: Corral, *, everything: bool) -> NoReturn:
     """On a terminal the table is drawn in place; elsewhere each is written below the one before."""
     columns = ("NAME", "STATE", "BUSY", "CPU", "MEMORY", "GPU", "USE", "VRAM", "TEMP", "POWER")
     while True:
-        hosts = [host for host in corral.hosts.all() if everything or host.revoked_at is None]
+        hosts = [host for host in corral.hosts.all() if everything or is_listed(host)]
         render.begin_screen()
         rows = [row for host in hosts for row in _watched(host)]
         render.show_table(columns, rows, empty="no host is enrolled", spare=("STATE",))

@@ -16,7 +16,7 @@ from corral.cli.display.visible import visible
 from corral.cli.options import checked_label
 from corral.cli.runs.group_option import group_meant
 from corral.client.corral import Corral
-from corral.domain.errors import InvalidInput
+from corral.domain.errors import Conflict, CorralError, InvalidInput, ServerUnreachable
 from corral.domain.runs.states import RunState
 from corral.wire.base import validated
 from corral.wire.runs import ManyAnswer, RunSelection, RunView
@@ -100,13 +100,32 @@ def act_on_all(
     _show_answer(answer, done, as_json=as_json)
 
 
-def act_on_each(runs: Sequence[str], act: Callable[[str], T], verb: str) -> list[T]:
+def act_on_each(
+    runs: Sequence[str], act: Callable[[str], T], verb: str, *, show: Callable[[list[T]], None]
+) -> None:
+    """One that is refused keeps no other from its turn: what was done is shown, then what was not."""
     answers: list[T] = []
+    refused: list[CorralError] = []
     with count_bar(verb, len(runs)) as told:
-        for one in runs:
-            answers.append(act(one))
-            told(len(answers))
-    return answers
+        for count, one in enumerate(runs, start=1):
+            try:
+                answers.append(act(one))
+            except CorralError as error:
+                refused.append(error)
+                if isinstance(error, ServerUnreachable):
+                    break
+            told(count)
+    if answers:
+        show(answers)
+    if refused:
+        raise _as_one(refused, len(runs))
+
+
+def _as_one(refused: Sequence[CorralError], asked: int) -> CorralError:
+    if asked == 1 or isinstance(refused[-1], ServerUnreachable):
+        return refused[-1]
+    told = "; ".join(error.message for error in refused)
+    return Conflict(told, hint="All others that you named are done.")
 
 
 def ask(question: str, *, yes: bool) -> None:

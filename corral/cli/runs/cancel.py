@@ -35,5 +35,8 @@ def cancel(
             act, done = partial(corral.runs.cancel_all, which, reason=reason), "cancelled, or told to stop"
             bulk.act_on_all(act, verb="cancel", done=done, yes=yes, dry=dry, as_json=as_json)
             return
-        views = bulk.act_on_each(bulk.named(run), partial(corral.runs.cancel, reason=reason), "cancel")
-    bulk.show_states(views, as_json=as_json)
+        cancel_one, show = (
+            partial(corral.runs.cancel, reason=reason),
+            partial(bulk.show_states, as_json=as_json),
+        )
+        bulk.act_on_each(bulk.named(run), cancel_one, "cancel", show=show)

@@ -19,7 +19,7 @@ from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import InvalidInput
 from corral.wire.logs import LogLine
-from corral.wire.runs import RunView
+from corral.wire.runs import RunDetail, RunView
 
 
 def logs(
@@ -81,7 +81,15 @@ def _show_logs(corral: Corral, run_id: str, *, tail: int | None, rank: int, quie
         output.write(line)
         printed = True
     if not printed and tail != 0:
-        render.note(f"{run_id} has printed nothing; it is {corral.runs.get(run_id).state}")
+        _say_nothing_printed(corral.runs.get(run_id), rank)
+
+
+def _say_nothing_printed(run: RunDetail, rank: int) -> None:
+    if run.spec.replicas.max > 1:
+        others = f"`corral logs {run.id} --all` has all ranks"
+        render.note(f"rank {rank} of {run.id} has printed nothing; it is {run.state}; {others}")
+    else:
+        render.note(f"{run.id} has printed nothing; it is {run.state}")
 
 
 def _check_rank(corral: Corral, run_id: str, rank: int) -> None:

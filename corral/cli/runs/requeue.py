@@ -77,14 +77,17 @@ def requeue(
         if follow_it and len(given) > 1:
             raise InvalidInput("--follow follows one run", hint="Name one run.")
         again = partial(_requeue_one, changed, with_children=with_children)
-        answers = bulk.act_on_each(given, again, "queue again")
-        if as_json:
-            render.show_json(_as_one(answers))
-        elif not follow_it:
-            render.say("\n".join(run_id for answer in answers for run_id in answer.ids))
-        if follow_it:
-            raise typer.Exit(follow(corral, answers[0].ids[0]))
-        tell_if_stuck(corral, answers[0].ids[0])
+
+        def show(answers: list[SubmitAnswer]) -> None:
+            if as_json:
+                render.show_json(_as_one(answers))
+            elif not follow_it:
+                render.say("\n".join(run_id for answer in answers for run_id in answer.ids))
+            if follow_it:
+                raise typer.Exit(follow(corral, answers[0].ids[0]))
+            tell_if_stuck(corral, answers[0].ids[0])
+
+        bulk.act_on_each(given, again, "queue again", show=show)
 
 
 def _try_changes(changed: ChangedRuns, runs: Sequence[str]) -> None:

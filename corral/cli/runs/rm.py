@@ -15,7 +15,7 @@ from corral.cli.runs import bulk
 from corral.client.corral import Corral
 from corral.domain.errors import Conflict
 from corral.domain.runs.states import FINAL
-from corral.wire.runs import RunSelection
+from corral.wire.runs import RemovedRun, RunSelection
 
 
 def rm(
@@ -78,7 +78,10 @@ def _remove_each(corral: Corral, run: bulk.RunIds, *, yes: bool, as_json: bool) 
         # Nobody is asked about what cannot be done.
         _refuse_running(corral, ids)
     bulk.ask(f"remove {ids[0] if len(ids) == 1 else f'{len(ids)} runs'} for good", yes=yes)
-    removed = bulk.act_on_each(ids, corral.runs.remove, "remove")
+    bulk.act_on_each(ids, corral.runs.remove, "remove", show=partial(_show_removed, as_json=as_json))
+
+
+def _show_removed(removed: Sequence[RemovedRun], *, as_json: bool) -> None:
     if as_json:
         render.show_json(removed)
         return

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, train_settings
+from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, told_of_rank, train_settings
 from corral.cli.groups import SweepQuestion, show_group
 from corral.cli.hosts.load import GPU_COLUMNS, gpu_cells
 from corral.cli.options import AsJson, RunId
@@ -51,24 +51,30 @@ def _show_placements(placements: Sequence[PlacementView]) -> None:
     if not placements:
         return
     render.say()
+    columns = ["EXECUTOR", "STATE", "RANKS", "THERE", "HANDLE", "ASKED", "WHY"]
     rows = [
-        (
+        [
             one.executor,
             one.state,
             one.ranks,
             _sighted(one),
             one.handle,
             render.moment(one.created_at),
-            one.why,
-        )
+            one.why or one.chosen,
+        ]
         for one in placements
     ]
-    columns = ("EXECUTOR", "STATE", "RANKS", "THERE", "HANDLE", "ASKED", "WHY")
+    if any(one.cost is not None for one in placements):
+        columns.append("COST")
+        for row, one in zip(rows, placements, strict=True):
+            row.append(render.dollars(one.cost))
     render.show_table(columns, rows, empty="")
 
 
 def _sighted(placement: PlacementView) -> str | None:
-    """How many of its workers are in which state, as the executor told last."""
+    """How many of its workers are in which state, as the executor told last; none of one that is closed."""
+    if placement.closed_at is not None:
+        return None
     ranks = (placement.seen or {}).get("ranks", ())
     counted = Counter(str(rank["state"]) for rank in ranks)
     return ", ".join(f"{count} {state}" for state, count in counted.items()) or None
@@ -134,7 +140,7 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
             render.moment(attempt.opened_at),
             format_duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
             rank.exit_code,
-            told(rank.reason),
+            told_of_rank(rank, attempt.ranks),
             rank.restarts or None,
         )
         for attempt in attempts

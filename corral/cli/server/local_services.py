@@ -151,11 +151,11 @@ class LocalServices:
             own = json.loads((self.settings.worker_home / "host.json").read_text(encoding="utf-8"))["host_id"]
             address = discover(url=None, token=None, home=self.settings.home)
             with Corral(address.url, address.token, tls=address.tls) as corral:
-                hosts = corral.hosts.page().items
+                host = corral.hosts.get(own)
         except (CorralError, OSError, ValueError, KeyError, TypeError):
             # It will be seen later, or `corral status` says why not.
             return False
-        return any(host.id == own and (host.last_seen_at or 0) >= since for host in hosts)
+        return (host.last_seen_at or 0) >= since
 
     def _failed(self, role: Role, what: str) -> StartFailed:
         words = self.processes.last_words(role)

@@ -11,6 +11,7 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.hosts.load import is_listed
 from corral.cli.options import AsJson
 from corral.cli.server.processes import Processes, Role
 from corral.client.corral import Corral
@@ -67,7 +68,7 @@ def told_of_dead_worker(settings: Settings, hosts: Collection[str]) -> str | Non
 def _asked(corral: Corral, dead: str | None) -> dict[str, Any]:
     """`dead` is a host whose worker is known to be gone, before the server has noticed."""
     health = corral.health()
-    hosts = [host for host in corral.hosts.all() if host.revoked_at is None]
+    hosts = [host for host in corral.hosts.all() if is_listed(host)]
     alive = [host for host in hosts if host.alive and host.id != dead]
     return {
         "url": corral.url,

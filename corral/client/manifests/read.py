@@ -115,6 +115,22 @@ class ParsedManifest:
         # Keys of a manifest alone, which the run file's own check does not know.
         return self.source.problem(key, found.message + did_you_mean(found.path, ("file", "group"), 0.7))
 
+    def placed(self, found: FieldError) -> FieldError:
+        """With its place in the files, where the server named a run of this manifest."""
+        for run in sorted(self.runs, key=lambda one: len(one.name), reverse=True):
+            if found.path.startswith(f"runs.{run.name}."):
+                below = found.path.removeprefix(f"runs.{run.name}.")
+                return self.located(run.place, run.source, FieldError(below, found.message)).field()
+        return found
+
+    def placed_error(self, error: InvalidInput) -> InvalidInput:
+        """The same, with places in the files for all that the server named."""
+        fields = [self.placed(found) for found in error.fields]
+        if fields == [*error.fields]:
+            return error
+        lines = "; ".join(f"{found.path} {found.message}" for found in fields[:20])
+        return InvalidInput(f"{self.source.name} cannot be applied: {lines}", hint=error.hint, fields=fields)
+
     def in_order(self) -> list[str]:
         """Names of runs, those that others wait for first. Adds a problem for a name that is not there."""
         known = {run.name: run for run in self.runs}

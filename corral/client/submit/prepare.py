@@ -22,7 +22,7 @@ from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
 from corral.client.training.git_source import GitCheckout, check_out
 from corral.client.training.material import MaterialReader, TrainingMaterial
-from corral.client.training.placement import ForecastSubject, settled, with_model
+from corral.client.training.placement import ForecastSubject, settled, with_forecast, with_model
 from corral.domain.errors import SPEC_HINT, NotFound
 from corral.recipes.train import to_table
 from corral.wire.base import explain
@@ -295,6 +295,7 @@ class RunPreparer:
             "model_revision": material.model.revision,
             "keep": _keep(run_file.keep, best_by=train.metric),
             "resources": settled(asked, subject, resolved.hosts, engine=engine),
+            "placement": with_forecast(run_file.placement, subject),
         }
 
 

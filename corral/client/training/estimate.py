@@ -119,6 +119,7 @@ def _machines(spec: RunSpec, known: FleetSnapshot, *, today: date) -> list[_Cand
             against.get(host.name, ()),
         )
         for host in known.hosts
+        if host.run_id is None
     ]
     if need.gpus == 0 and "gpus" in spec.resources.model_fields_set:
         return found

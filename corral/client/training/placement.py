@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from corral.client.training.dataset import DataAmount
-from corral.domain.hosts.capability import Capability, Gpu, Requirements, fitting_gpus, judge
+from corral.domain.hosts.capability import CHEAPEST, Capability, Gpu, Requirements, fitting_gpus, judge
 from corral.recipes import gpus as cards
-from corral.recipes.forecast import forecast_plan
+from corral.recipes.forecast import forecast, forecast_plan
 from corral.recipes.forecast_case import Device, ForecastCase
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.memory_plan import smallest
 from corral.recipes.models import ModelFacts
 from corral.recipes.train_tables import DataFacts, Train
 from corral.wire.hosts import HostView
-from corral.wire.spec.tables import Resources
+from corral.wire.spec.tables import PlacementTable, Resources
 
 # Bytes of text in a token: for large vocabularies on prose, code has fewer.
 _BYTES_PER_TOKEN = 4.0
@@ -86,6 +86,19 @@ def settled(
     if asked.gpus and asked.min_vram is None:
         asked = asked.model_copy(update={"min_vram": least})
     return asked
+
+
+def with_forecast(asked: PlacementTable, subject: ForecastSubject | None) -> PlacementTable:
+    """With how long the run takes on each card that it fits, where the cheapest executor is wanted."""
+    if subject is None or CHEAPEST not in asked.executors or asked.forecast_s:
+        return asked
+    made = {
+        card.id: forecast(subject.train, subject.facts, card, subject.data)
+        for card in cards.catalogue().values()
+    }
+    return asked.model_copy(
+        update={"forecast_s": {card: round(one.total_s, 1) for card, one in made.items() if one.fits}}
+    )
 
 
 def could_take(host: HostView, need: Requirements) -> bool:

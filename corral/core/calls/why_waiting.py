@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable
 
 from corral.core.endpoints.failed_starts import FailedStarts
+from corral.core.hosts.names import host_name
+from corral.core.placements.wanted import need_of
+from corral.core.placements.why import placement_summary
 from corral.domain.calls import PREPARING, CallPool, CallRecord, CallState
 from corral.domain.endpoints import Instance
 from corral.domain.runs.runs import Run
@@ -35,20 +38,21 @@ def why_waiting(
     failed = starts.last(CallPool(endpoint.id, *place))
     if failed is not None:
         return f"its instance, which failed to start {failed.times} times: {failed.why.splitlines()[0]}"
-    found = (text for one in mine if (text := _state_of(tx, one, nowhere)) is not None)
+    found = (text for one in mine if (text := _state_of(tx, one, nowhere, now)) is not None)
     return next(found, "an instance, which is about to be made")
 
 
-def _state_of(tx: Tx, instance: Instance, nowhere: WhyNowhere) -> str | None:
+def _state_of(tx: Tx, instance: Instance, nowhere: WhyNowhere, now: float) -> str | None:
     run = tx.runs.get(instance.run_id)
     if run is None:
         return None
+    if (asked := placement_summary(tx, run, need_of(tx, run), now=now)) is not None:
+        return f"a worker for its instance {run.id}; {asked}"
     if run.state is not RunState.RUNNING and (lacking := nowhere(run)) is not None:
         return f"a host for its instance; {lacking}"
     if run.state is not RunState.RUNNING:
         return f"a host for its instance; `corral why {run.id}` says which hosts fit"
     for lease in tx.leases.live_of_run(run.id):
-        host = tx.hosts.get(lease.host_id)
         doing = json.loads(lease.progress).get(PREPARING) or "starting"
-        return f"its instance {run.id} on {host.name if host else lease.host_id}: {doing}"
+        return f"its instance {run.id} on {host_name(tx, lease.host_id)}: {doing}"
     return None

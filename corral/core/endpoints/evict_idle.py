@@ -70,6 +70,8 @@ class IdleEviction:
         host = tx.hosts.get(lease.host_id)
         return (
             host is not None
+            # One that an executor brought up for the instance takes nothing else.
+            and all(token.run_id is None for token in tx.tokens.of_host(host.id))
             and not self._has_room(tx, lane, host, None, now)
             and self._has_room(tx, lane, host, lease_id, now)
         )

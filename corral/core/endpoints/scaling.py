@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -15,13 +14,15 @@ from corral.core.calls.settle import lose
 from corral.core.calls.transitions import cancel, expire, fail, forget
 from corral.core.endpoints.deploy import LIVE_FOR_S, broke, starts_unasked
 from corral.core.endpoints.evict_idle import IdleEviction
+from corral.core.endpoints.load import EndpointLoad, desired
+from corral.core.placements.executors import unknown_executors
 from corral.core.queue.board import Board
 from corral.core.runs.cancel import cancel as cancel_run
 from corral.core.runs.submit import NewRun, submit
 from corral.core.wakeups import SCALE, wait_for
 from corral.domain.calls import CallFilter, CallPool, CallRecord, CallState
 from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, ScalingRule, VersionState
-from corral.domain.errors import CorralError, InvalidInput, NotFound
+from corral.domain.errors import Conflict, CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import FINAL, RunState
@@ -38,35 +39,11 @@ MOST_BROKEN = 2
 # Calls fail when so many instances in a row could not begin for them, though their version has served.
 MOST_FAILED = 3
 _OF_CODE = ("code_error", "bad_data")
+# No worker has it yet: it waits for a host, or for what an executor was asked to bring up.
+_NOT_BEGUN = (RunState.QUEUED, RunState.PLACING, RunState.HELD)
 
 # The run of a new instance: of which version and endpoint, and the pool it serves.
 InstanceRun = Callable[[EndpointVersion, Endpoint, str, PoolParams | None], NewRun]
-
-
-@dataclass(frozen=True)
-class EndpointLoad:
-    """The calls of one pool: how many wait and run, how long the first has waited, and its instances."""
-
-    waiting: int
-    waited_s: float
-    running: int
-    instances: int
-    # Instances that have not asked for calls yet.
-    starting: int
-
-
-def desired(load: EndpointLoad, rule: ScalingRule) -> int:
-    """How many instances the pool should have now. It never asks for fewer: idle ones end by themselves."""
-    want = max(load.instances, rule.min)
-    if load.waiting and not load.instances:
-        want = max(want, 1)
-    # Instances that are starting will take some of the calls.
-    missing = load.waiting - load.starting * rule.concurrency
-    if rule.per_instance is not None:
-        want = max(want, math.ceil((load.waiting + load.running) / rule.per_instance))
-    elif rule.queue_delay_s is not None and missing > 0 and load.waited_s >= rule.queue_delay_s:
-        want = max(want, load.instances + max(1, math.ceil(missing / rule.concurrency / 2)))
-    return min(want, max(rule.max, rule.min))
 
 
 class InstancePlace(NamedTuple):
@@ -242,7 +219,7 @@ class Scaler:
                 continue
             run = tx.runs.get(one.run_id)
             version = tx.endpoints.version(endpoint.id, one.version)
-            if run is None or run.state is not RunState.QUEUED or version is None:
+            if run is None or run.state not in _NOT_BEGUN or version is None:
                 continue
             place = InstancePlace(one.version, one.pool)
             left = sum((other.version, other.pool) == place for other in instances) - len(found)
@@ -314,6 +291,9 @@ class Scaler:
                 return False
             params = tx.endpoints.pool(endpoint.id, place.pool) if place.pool else None
             run = self._instance_run(version, endpoint, place.pool, params)
+            if (missing := unknown_executors(tx, run.requirements)) is not None:
+                # Its executor was there when it was deployed, and may come back.
+                raise Conflict(missing.message, hint=missing.hint)
             now = self._clock.now()
             made = submit(
                 tx, [run], request_id=secrets.token_hex(16), group=None, principal=version.created_by, now=now
@@ -330,7 +310,9 @@ class Scaler:
             log.warning("no instance of %s can be made: %s", endpoint.name, error.message)
             why = error.message
             # Any other error, such as a quota or a database that is away, may pass.
-            if isinstance(error, InvalidInput | NotFound):
+            if isinstance(error, Conflict):
+                self._context.starts.failed(CallPool(endpoint.id, *place), why)
+            elif isinstance(error, InvalidInput | NotFound):
                 await self._store.write(lambda tx: broke(tx, endpoint.id, place.version, why))
 
     async def _end(self, run_id: RunId, why: str) -> None:

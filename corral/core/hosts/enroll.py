@@ -10,7 +10,7 @@ from typing import NamedTuple
 from corral.core.audit import Author, note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, make_token
-from corral.core.topics import TOPIC_TOKEN
+from corral.core.topics import TOPIC_HOST, TOPIC_TOKEN
 from corral.domain.errors import Conflict, Forbidden, InvalidInput, found
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, TokenId, is_id, is_name
@@ -175,19 +175,24 @@ def remove_host(tx: Tx, host: Host, *, by: Author) -> None:
             hint="Take it out of the manifest, and apply that.",
         )
     end_credentials(tx, host.id, now=by.now)
-    tx.hosts.delete(host.id)
-    tx.host_samples.delete(host.id)
+    _delete(tx, host)
     note(tx, "host.remove", f"host:{host.name}", by, host=host.id)
 
 
 def retire_run_hosts(tx: Tx, *, now: float, limit: int) -> int:
     """The hosts that were made for one run each, a while after it ended: its worker may still report."""
-    ended = tx.tokens.of_ended_runs(now - RUN_HOST_S, limit)
-    for token in ended:
-        host = None if token.host_id is None else tx.hosts.lock(token.host_id)
-        if host is not None:
-            revoke_host(tx, host, now=now)
+    ended = tx.hosts.of_ended_runs(now - RUN_HOST_S, limit)
+    for host in ended:
+        end_credentials(tx, host.id, now=now)
+        # Nothing is known by it but the run and the rank, and there would be ever more of them.
+        _delete(tx, host)
+        tx.announce(TOPIC_HOST, host.id)
     return len(ended)
+
+
+def _delete(tx: Tx, host: Host) -> None:
+    tx.hosts.delete(host.id)
+    tx.host_samples.delete(host.id)
 
 
 def end_credentials(tx: Tx, host_id: HostId, *, now: float) -> None:

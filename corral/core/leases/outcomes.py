@@ -35,6 +35,7 @@ from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
 from corral.domain.ids import ArtifactId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
+from corral.domain.runs.measures import MOST_METRICS
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import MemoryKind
 from corral.domain.runs.runs import Rank, Run
@@ -201,7 +202,9 @@ def _finish(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) 
     artifact_id = report.artifact_id if lease.rank == 0 else run.artifact_id
     run = run._replace(artifact_id=artifact_id)
     if report.metrics:
-        run = run._replace(metrics=canonical({**json.loads(run.metrics), **dict(report.metrics)}))
+        told = {**json.loads(run.metrics), **dict(report.metrics)}
+        # Of many ranks each may tell others.
+        run = run._replace(metrics=canonical(dict(list(told.items())[-MOST_METRICS:])))
     if run.world_size == 1 or all_done(tx, run, lease.attempt):
         return finish_run(tx, run, lease, now=now, actor=actor), rank
     if run.state in STOPPING and not any_live(tx, run, lease.attempt):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 from corral.core.audit import Author, note
 from corral.core.manifests.plan import GroupNames, ManifestPlan, WantedManifest, plan
+from corral.core.manifests.starts import Remade, needs_of_runs, problems_of
 from corral.core.policy import ServerPolicy
 from corral.core.quotas import no_room
 from corral.core.runs.cancel import cancel
@@ -50,7 +51,7 @@ class Apply:
 
     wanted: WantedManifest
     fresh: Mapping[Digest, NewRun]
-    remade: Callable[[str, ManifestEntry], NewRun]
+    remade: Remade
     by: Author
     policy: ServerPolicy
     _shapes: dict[Requirements, Digest] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Apply:
         wanted = self.wanted
         before = held_against_others(tx, wanted.project, wanted.name)
         made = plan(tx, wanted, self.fresh)
+        made.problems += problems_of(tx, needs_of_runs(tx, made, wanted, self.fresh, self.remade))
         if made.problems:
             raise refused(wanted, made)
         if lacking := made.lacking(self.fresh):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from corral.core.hosts.enroll import end_credentials
+from corral.core.placements.costs import closed
+from corral.core.placements.pauses import pause_s
+from corral.core.placements.wanted import may_be_placed_again, need_of, own_hosts_may_take
 from corral.core.runs.dependencies import move
+from corral.core.topics import TOPIC_TOKEN
 from corral.domain.ids import PlacementId
 from corral.domain.placements.placements import Placement, PlacementState
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.reasons import Reason
-from corral.domain.runs.runs import Run
+from corral.domain.runs.runs import INSTANCE, Run
 from corral.domain.runs.states import FINAL, RunEvent, RunState
 from corral.store.transaction import Tx
 
-_LONGEST_BACKOFF_S = 300.0
+LONGEST_BACKOFF_S = 300.0
 
 
 def needless(tx: Tx) -> list[Placement]:
@@ -44,7 +47,7 @@ def end_close(tx: Tx, placement_id: PlacementId, *, now: float) -> None:
     end with the hosts of the run."""
     placement = tx.placements.lock(placement_id)
     if placement is not None and placement.state is not PlacementState.CLOSED:
-        tx.placements.save(placement._replace(state=PlacementState.CLOSED, closed_at=now, sealed=None))
+        tx.placements.save(closed(tx, placement, now))
 
 
 def lose(
@@ -59,11 +62,12 @@ def lose(
     closing = placement._replace(state=PlacementState.CLOSING, why=why, lost=True, tries=0, try_at=None)
     tx.placements.save(closing)
     for token in tx.tokens.of_run(placement.run_id):
-        if token.name.startswith(placement.launch_key) and token.host_id is not None:
-            end_credentials(tx, token.host_id, now=now)
+        if token.name.startswith(placement.launch_key):
+            tx.tokens.revoke(token.id, now)
+            tx.announce(TOPIC_TOKEN, token.id)
     run = tx.runs.lock(placement.run_id)
     if run is not None and run.state is RunState.PLACING:
-        _wait_again(tx, run, placement, reason, why, now=now, final=final)
+        _wait_again(tx, run, closing, reason, why, now=now, final=final)
 
 
 def _wait_again(
@@ -72,12 +76,19 @@ def _wait_again(
     said = f"executor {placement.executor}: {why}"
     data: dict[str, object] = {"reason": reason, "placement": placement.id, "detail": said[:2000]}
     changes: dict[str, object] = {"reason": reason, "detail": said}
-    if final or not run.budgets.allows(run.used, reason):
+    # An executor refuses a run once, and nothing was lost by it: own hosts or another executor may take it.
+    is_free = placement.was_refused
+    if final or not (is_free or may_be_placed_again(tx, run, reason)):
         run = run._replace(ended_at=now)
         move(tx, run, RunEvent.FAIL, at=now, actor="corral", data=data, **changes)
         return
-    run = move(tx, run.charged(reason), RunEvent.PLACEMENT_LOST, at=now, actor="corral", data=data, **changes)
-    wait_s = min(_LONGEST_BACKOFF_S, 2.0**run.used_infrastructure)
+    if run.kind != INSTANCE and not is_free:
+        run = run.charged(reason)
+    run = move(tx, run, RunEvent.PLACEMENT_LOST, at=now, actor="corral", data=data, **changes)
+    if own_hosts_may_take(need_of(tx, run)):
+        # Held back it would be kept from them too; the executors are asked again after a pause.
+        return
+    wait_s = pause_s(run.used_infrastructure, most_s=LONGEST_BACKOFF_S)
     move(
         tx,
         run,

@@ -6,19 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 
 from corral.core.audit import Author, note
-from corral.core.placements.close import is_needed
+from corral.core.hosts.enroll import end_credentials
+from corral.core.placements.close import end_close, is_needed
 from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
-from corral.domain.hosts.capability import OWN_HOSTS, Requirements
-from corral.domain.placements.placements import ExecutorKind, ExecutorRecord, Placement
+from corral.domain.hosts.capability import CHEAPEST, OWN_HOSTS, Requirements
+from corral.domain.placements.placements import ExecutorKind, ExecutorRecord, Placement, PlacementState
 from corral.store.transaction import Tx
 
 
 def add(
     tx: Tx, name: str, kind: ExecutorKind, options: Mapping[str, object], *, by: Author
 ) -> ExecutorRecord:
-    if name in OWN_HOSTS:
+    if name in OWN_HOSTS or name == CHEAPEST:
+        stands_for = "the cheapest executor" if name == CHEAPEST else "the hosts that have joined"
         raise InvalidInput(
-            f"no executor can be called {name}: that stands for the hosts that have joined",
+            f"no executor can be called {name}: that stands for {stands_for}",
             hint="Choose another with `--name`.",
         )
     if (known := tx.executors.get(name)) is not None:
@@ -43,15 +45,20 @@ def find(tx: Tx, name: str) -> ExecutorRecord:
 
 
 def remove(tx: Tx, name: str, *, by: Author, force: bool) -> Sequence[Placement]:
-    """It gets nothing more, and is gone when nothing of it runs; with `force` what runs is ended too."""
+    """It gets nothing more, and is gone when nothing of it runs; with `force` what runs is ended too. With
+    `force` once more, what its cluster does not answer for is forgotten."""
     record = find(tx, name)
+    if force and record.removed_at is not None:
+        _forget_unanswered(tx, name, now=by.now)
     open_ones = tx.placements.open(name)
-    # Those of runs that have ended are about to be taken away.
-    still = [one for one in open_ones if is_needed(tx, one)]
+    # Those of runs that have ended, or that are closed already, are about to be taken away.
+    ending = [one for one in open_ones if one.state is PlacementState.CLOSING]
+    still = [one for one in open_ones if one not in ending and is_needed(tx, one)]
     if still and not force:
+        runs = list(dict.fromkeys(one.run_id for one in still))
         raise Conflict(
-            f"executor {name} has workers for {len(still)} run{'s' if len(still) > 1 else ''}: "
-            f"{', '.join(one.run_id for one in still[:5])}",
+            f"executor {name} has workers for {len(runs)} run{'s' if len(runs) > 1 else ''}: "
+            f"{', '.join(runs[:5])}",
             hint="Cancel them or wait until they have ended; with `--force` their workers are ended now, and "
             "the runs wait for another executor.",
         )
@@ -63,10 +70,22 @@ def remove(tx: Tx, name: str, *, by: Author, force: bool) -> Sequence[Placement]
     return still
 
 
+def _forget_unanswered(tx: Tx, name: str, *, now: float) -> None:
+    """Their workers have no rights any more: should some be left, they can do nothing, and end."""
+    for one in tx.placements.open(name):
+        if one.state is PlacementState.CLOSING and one.tries:
+            for token in tx.tokens.of_run(one.run_id):
+                if token.name.startswith(one.launch_key) and token.host_id is not None:
+                    end_credentials(tx, token.host_id, now=now)
+            end_close(tx, one.id, now=now)
+
+
 def unknown_executors(tx: Tx, need: Requirements, *, prefix: str = "") -> InvalidInput | None:
     """A run that names what is not there is refused when it is submitted."""
     known = [one.name for one in tx.executors.all() if one.removed_at is None]
-    wrong = [name for name in need.executors if name not in known and name not in OWN_HOSTS]
+    # Without any executor there is no cheapest one.
+    reserved = OWN_HOSTS | {CHEAPEST} if known else OWN_HOSTS
+    wrong = [name for name in need.executors if name not in known and name not in reserved]
     if not wrong:
         return None
     problem = f"names {', '.join(wrong)}; there {'are' if len(known) > 1 else 'is'} {_listed(known)}"

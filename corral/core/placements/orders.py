@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 
 from corral.core.placements.place import Placing
+from corral.domain.ids import PlacementId
 from corral.domain.placements.orders import LaunchOrder
-from corral.domain.placements.placements import ExecutorRecord, Placement
+from corral.domain.placements.placements import ExecutorRecord
 from corral.store.transaction import Tx
 
 # A run's own limit ends it first, whatever the cluster takes to start its workers.
@@ -18,15 +19,18 @@ WORKER = ("python3", "-m", "corral.worker.placed")
 
 @dataclass(frozen=True)
 class OrderDesk:
-    """`ca_pem` is what workers trust, where they need to be told."""
+    """`ca_pem` is what workers trust, where they need to be told. `shut_out` is why this server would let no
+    such worker in."""
 
     placing: Placing
     ca_pem: str | None = None
+    shut_out: str | None = None
 
-    def order(self, tx: Tx, placement: Placement, executor: ExecutorRecord) -> LaunchOrder | None:
-        """None if the run is gone."""
-        run = tx.runs.get(placement.run_id)
-        if run is None:
+    def order(self, tx: Tx, placement_id: PlacementId, executor: ExecutorRecord) -> LaunchOrder | None:
+        """With the tokens that its workers have so far. None if the run is gone."""
+        placement = tx.placements.get(placement_id)
+        run = None if placement is None else tx.runs.get(placement.run_id)
+        if placement is None or run is None:
             return None
         options = json.loads(executor.options)
         environ = {"CORRAL_URL": str(options["url"])}
@@ -39,7 +43,8 @@ class OrderDesk:
             run_name=run.name,
             project=run.project,
             ranks=placement.ranks,
-            min_ranks=run.min_ranks,
+            # Workers that replace others join a run that goes on: each for itself.
+            min_ranks=run.min_ranks if placement.ranks == run.world_size else 1,
             need=self.placing.board.shapes.get(tx, run.shape),
             command=tuple(options.get("command") or WORKER),
             environ=environ,

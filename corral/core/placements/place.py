@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from corral.core.hosts.enroll import end_credentials
+from corral.core.placements.cheapest import Quote, askable, forecast_of, why_chosen
+from corral.core.placements.close import LONGEST_BACKOFF_S
+from corral.core.placements.pauses import pause_s
+from corral.core.placements.wanted import rests_s, spelled_out, usable
+from corral.core.placements.worker_hosts import has_lease, held, worker_token
+from corral.core.placements.workers import serving
 from corral.core.policy import ServerPolicy
 from corral.core.queue.board import Board
 from corral.core.runs.dependencies import move
-from corral.core.tokens import make_token
-from corral.domain.hosts.capability import OWN_HOSTS, Requirements
-from corral.domain.hosts.hosts import Host
-from corral.domain.hosts.policy import HostPolicy, render_declared
-from corral.domain.ids import RunId, new_placement_id
+from corral.core.runs.transitions import record
+from corral.domain.hosts.capability import CHEAPEST, OWN_HOSTS, Requirements
+from corral.domain.ids import PlacementId, RunId, new_placement_id
 from corral.domain.placements.placements import Placement, PlacementState
+from corral.domain.placements.prices import price_of, read_price
 from corral.domain.runs.runs import Run
-from corral.domain.runs.states import RunEvent, RunState
-from corral.domain.tokens import Scope
+from corral.domain.runs.states import UNSTARTED_RANKS, RunEvent, RunState
 from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx
 
 # So many runs of a lane are looked at in one round.
 _PAGE = 50
+# So many wait for an executor that has not taken them yet: for one that is away, no more are prepared.
+MOST_INTENDED = 20
+_TOKENS_AT_ONCE = 128
+_LONGEST_PAUSE_S = 300.0
+
+
+class DueRun(NamedTuple):
+    """A run for which an executor is to be asked, with its forecast time by GPU."""
+
+    run_id: RunId
+    need: Requirements
+    forecast_s: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -34,9 +50,9 @@ class Placing:
     policy: ServerPolicy
     cipher: Cipher
 
-    def due(self, tx: Tx, now: float) -> list[RunId]:
+    def due(self, tx: Tx, now: float) -> list[DueRun]:
         """Queued runs that an executor is to bring workers up for now."""
-        found: list[RunId] = []
+        found: list[DueRun] = []
         for lane, head in tx.runs.heads():
             need = self.board.shapes.get(tx, lane.shape)
             if not need.executors or self.board.over_quota(lane.project, need, keep_s=0.0) is not None:
@@ -44,80 +60,144 @@ class Placing:
             page = [named.ready for named in tx.runs.ready_names(lane, after=head, limit=_PAGE)]
             for ready in (head, *page):
                 waited_s = now - ready.ready_at
-                if waited_s >= self._own_hosts_first_s(need) and not _open(tx, ready.id):
-                    found.append(ready.id)
+                if waited_s >= self._own_hosts_s(need) and not _is_placed_or_rests(tx, ready.id, now):
+                    forecast_s = forecast_of(tx, ready.id) if CHEAPEST in need.executors else {}
+                    found.append(DueRun(ready.id, need, forecast_s))
         return found
 
-    def _own_hosts_first_s(self, need: Requirements) -> float:
-        return self.policy.own_hosts_first_s if need.executors[0] in OWN_HOSTS else 0.0
+    def _own_hosts_s(self, need: Requirements) -> float:
+        return self.policy.own_hosts_s(need) if need.executors[0] in OWN_HOSTS else 0.0
 
-    def place(self, tx: Tx, run_id: RunId, now: float) -> Placement | None:
-        """The intent, with the tokens of its workers; None if the run waits no longer."""
+    def place(self, tx: Tx, run_id: RunId, now: float, quotes: Sequence[Quote] = ()) -> Placement | None:
+        """The intent; None if the run waits no longer, or too many wait for each executor that it names.
+
+        `quotes` are those of executors that the run does not name, the best first.
+        """
         run = tx.runs.lock(run_id)
         if run is None or run.state is not RunState.QUEUED or _open(tx, run_id):
             return None
         need = self.board.shapes.get(tx, run.shape)
-        executor = next_executor(need.executors, tx.placements.of_run(run_id), set(_usable(tx)))
+        wanted = spelled_out(need.executors, askable(quotes))
+        ready = {name for name in usable(tx) if tx.placements.intended(name) < MOST_INTENDED}
+        executor = next_executor(wanted, tx.placements.of_run(run_id), ready)
         if executor is None or self.board.held_back(tx, run, self.policy) is not None:
             return None
+        workers = range(run.world_size)
+        if not held(tx, run, workers):
+            return None
+        placement = self._intend(tx, run, executor, workers, now, chosen=why_chosen(quotes, executor))
+        move(tx, run, RunEvent.PLACE, at=now, actor="corral", data=_told(placement))
+        return placement
+
+    def replace(self, tx: Tx, run_id: RunId, now: float) -> Placement | None:
+        """The intent for those workers of an elastic run that are gone for good; None if none is due.
+
+        The others work meanwhile. Each intent waits longer than the one before, so that workers which end
+        at once are not asked for without a pause.
+        """
+        run = tx.runs.lock(run_id)
+        if run is None or run.state is not RunState.RUNNING or not run.elastic:
+            return None
+        there, before = serving(tx, run), tx.placements.of_run(run_id)
+        executor = before[-1].executor
+        due_at = before[-1].created_at + pause_s(len(before) - 1, most_s=_LONGEST_PAUSE_S)
+        if not there or now < due_at or executor not in usable(tx):
+            return None
+        ranks = tx.attempts.ranks(run.id, run.attempt)
+        wanted = sum(1 for rank in ranks if rank.state in UNSTARTED_RANKS)
+        missing = [number for number in range(run.world_size) if number not in there]
+        gone = [number for number in missing if not has_lease(tx, run, number)]
+        gone = gone[: min(wanted, _TOKENS_AT_ONCE)]
+        if not gone or not held(tx, run, gone):
+            return None
+        placement = self._equipped(tx, run, self._intend(tx, run, executor, gone, now), gone, now)
+        record(tx, run, "workers_replaced", at=now, actor="corral", data=_told(placement))
+        return placement
+
+    def _intend(
+        self,
+        tx: Tx,
+        run: Run,
+        executor: str,
+        workers: Sequence[int],
+        now: float,
+        *,
+        chosen: str | None = None,
+    ) -> Placement:
         placement_id = new_placement_id()
-        key = f"corral-{placement_id.removeprefix('p-')}"
-        tokens = [_worker_token(tx, run, key, rank, now) for rank in range(run.world_size)]
+        need = self.board.shapes.get(tx, run.shape)
         placement = Placement(
             id=placement_id,
             run_id=run.id,
             project=run.project,
             executor=executor,
-            ranks=run.world_size,
-            launch_key=key,
+            ranks=len(workers),
+            launch_key=f"corral-{placement_id.removeprefix('p-')}",
             state=PlacementState.INTENDED,
             created_at=now,
-            sealed=self.cipher.encrypt(json.dumps(tokens), context=f"placement:{placement_id}"),
+            price_per_hour=_price(tx, executor, need, len(workers)),
+            chosen=chosen,
         )
         tx.placements.insert(placement)
-        data = {"executor": executor, "placement": placement_id, "ranks": run.world_size}
-        move(tx, run, RunEvent.PLACE, at=now, actor="corral", data=data)
         return placement
 
+    def equip(self, tx: Tx, placement_id: PlacementId, now: float) -> bool:
+        """Tokens for some more of its workers; whether all have theirs. Everybody waits for each piece."""
+        placement = tx.placements.lock(placement_id)
+        run = None if placement is None else tx.runs.get(placement.run_id)
+        if placement is None or run is None or placement.state is not PlacementState.INTENDED:
+            return True
+        missing = range(len(self.tokens(placement)), placement.ranks)[:_TOKENS_AT_ONCE]
+        if not held(tx, run, missing):
+            return False
+        placement = self._equipped(tx, run, placement, missing, now)
+        return len(self.tokens(placement)) == placement.ranks
+
+    def _equipped(
+        self, tx: Tx, run: Run, placement: Placement, workers: Sequence[int], now: float
+    ) -> Placement:
+        """With tokens for those workers too."""
+        made = [*self.tokens(placement)]
+        made += [worker_token(tx, run, placement, number, now) for number in workers]
+        sealed = self.cipher.encrypt(json.dumps(made), context=f"placement:{placement.id}")
+        equipped = placement._replace(sealed=sealed)
+        tx.placements.save(equipped)
+        return equipped
+
     def tokens(self, placement: Placement) -> tuple[str, ...]:
-        text = self.cipher.decrypt(placement.sealed or "", context=f"placement:{placement.id}")
+        """Those that it has so far."""
+        if placement.sealed is None:
+            return ()
+        text = self.cipher.decrypt(placement.sealed, context=f"placement:{placement.id}")
         return tuple(json.loads(text))
 
 
 def next_executor(wanted: Sequence[str], before: Sequence[Placement], usable: set[str]) -> str | None:
-    """The one that lost the fewest placements of the run, in the order that the run names them."""
-    possible = [name for name in wanted if name in usable]
+    """The one that lost the fewest placements of the run, in the order that the run names them. One that has
+    refused it would say the same again."""
+    refused = {placement.executor for placement in before if placement.was_refused}
+    possible = [name for name in wanted if name in usable and name not in refused]
     lost = [placement.executor for placement in before if placement.lost]
     return min(possible, key=lost.count, default=None)
-
-
-def _usable(tx: Tx) -> list[str]:
-    return [executor.name for executor in tx.executors.all() if executor.removed_at is None]
 
 
 def _open(tx: Tx, run_id: RunId) -> bool:
     return any(one.state is not PlacementState.CLOSED for one in tx.placements.of_run(run_id))
 
 
-def _worker_token(tx: Tx, run: Run, key: str, rank: int, now: float) -> str:
-    """For the worker of one rank: a host of its own that may take this run and no other."""
-    name = f"run-{run.id.removeprefix('r-')}-{rank}"
-    host = tx.hosts.by_name(name)
-    if host is None:
-        policy = HostPolicy(slots=1, allow=(f"name:{run.name}",), projects=(run.project,))
-        host = Host.new(name, now)._replace(declared=render_declared(policy), declared_digest=policy.digest)
-        tx.hosts.insert(host)
-    else:
-        # Of an earlier placement, whose workers must not take the run beside the new ones.
-        end_credentials(tx, host.id, now=now)
-        tx.hosts.save(host._replace(revoked_at=None, strikes=0, set_aside_until=None))
-    made = make_token(
-        tx,
-        Scope.RUN,
-        f"{key}-{rank:04d}",
-        now=now,
-        project=run.project,
-        host_id=host.id,
-        run_id=run.id,
-    )
-    return made.text
+def _told(placement: Placement) -> dict[str, object]:
+    told: dict[str, object] = {
+        "executor": placement.executor,
+        "placement": placement.id,
+        "ranks": placement.ranks,
+    }
+    return told if placement.chosen is None else {**told, "chosen": placement.chosen}
+
+
+def _is_placed_or_rests(tx: Tx, run_id: RunId, now: float) -> bool:
+    return _open(tx, run_id) or rests_s(tx.placements.of_run(run_id), now, longest_s=LONGEST_BACKOFF_S) > 0
+
+
+def _price(tx: Tx, executor: str, need: Requirements, ranks: int) -> float | None:
+    record = tx.executors.get(executor)
+    return None if record is None else price_of(read_price(json.loads(record.options)), need, ranks)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from corral.core.placements.wanted import spelled_out, usable
 from corral.core.policy import ServerPolicy
-from corral.domain.hosts.capability import OWN_HOSTS, Requirements
+from corral.domain.hosts.capability import CHEAPEST, OWN_HOSTS, Requirements
 from corral.domain.placements.orders import SightState
 from corral.domain.placements.placements import Placement, PlacementState
 from corral.domain.runs.runs import Run
@@ -25,13 +26,18 @@ def placement_summary(tx: Tx, run: Run, need: Requirements, *, now: float) -> st
     if run.state is RunState.QUEUED or not current:
         if need.executors[0] in OWN_HOSTS:
             return None
-        return f"queued: next the executors {', '.join(need.executors)} are asked, in this order"
+        there = usable(tx)
+        if not set(spelled_out(need.executors, there)) & set(there):
+            gone = ", ".join(need.executors)
+            return f"queued: of the executors that it names ({gone}) none is there; `corral executors add`"
+        return f"queued: next {_asked(need.executors)}"
     placement = current[-1]
     asked = f"placing: executor {placement.executor}"
     if placement.state is PlacementState.INTENDED:
         trouble = f", which failed {placement.tries} times: {placement.why}" if placement.tries else ""
         return f"{asked} is asked for {_workers(placement.ranks)}{trouble}"
-    here = len(_here(tx, placement))
+    # Whose workers have called since.
+    here = tx.tokens.seen_of_run(run.id, placement.created_at)
     told = _told(placement)
     return (
         f"{asked} was asked for {_workers(placement.ranks)} {now - placement.created_at:.0f} s ago;"
@@ -46,27 +52,25 @@ def placement_notes(tx: Tx, run: Run, need: Requirements, *, policy: ServerPolic
         for one in tx.placements.of_run(run.id)
         if one.lost
     ][-5:]
+    current = [one for one in tx.placements.of_run(run.id) if one.chosen and not one.lost][-1:]
+    notes += [f"executor {one.executor} was chosen: {one.chosen}" for one in current]
     others = [name for name in need.executors if name not in OWN_HOSTS]
     if others and need.executors[0] in OWN_HOSTS and run.state is RunState.QUEUED:
         notes.append(
-            f"where no host that has joined takes it within {policy.own_hosts_first_s:.0f} s, the executors"
-            f" {', '.join(others)} are asked"
+            f"where no host that has joined takes it within {policy.own_hosts_s(need):.0f} s,"
+            f" {_asked(others)}"
         )
     return notes
 
 
+def _asked(names: Sequence[str]) -> str:
+    if list(names) == [CHEAPEST]:
+        return "the cheapest executor that can hold it is asked"
+    return f"the executors {', '.join(names)} are asked, in this order"
+
+
 def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
-
-
-def _here(tx: Tx, placement: Placement) -> list[str]:
-    """Whose workers have called since."""
-    found = []
-    for token in tx.tokens.of_run(placement.run_id):
-        host = None if token.host_id is None else tx.hosts.get(token.host_id)
-        if host is not None and (host.last_seen_at or 0.0) >= placement.created_at:
-            found.append(host.name)
-    return found
 
 
 def _told(placement: Placement) -> str:

@@ -9,6 +9,7 @@ from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.growth import Growth
 from corral.core.queue.lanes import Lanes
+from corral.core.queue.outlook import Outlooks
 from corral.core.queue.reservations import Reservations
 from corral.core.queue.rooms import Rooms
 from corral.core.queue.roster import Roster
@@ -29,6 +30,7 @@ class Board:
     reservations: Reservations = field(default_factory=Reservations)
     roster: Roster = field(default_factory=Roster)
     rooms: Rooms = field(default_factory=Rooms)
+    outlooks: Outlooks = field(default_factory=Outlooks)
     growth: Growth = field(default_factory=Growth)
     # The least margin before the end of a project's GPU hours that the policy keeps for any run.
     margin_s: float = 0.0

@@ -72,6 +72,8 @@ class Chooser:
     _reservation: Reservation | None = None
     _behind: bool = False
     _next_in_line: bool = False
+    # Hosts are kept for the first gang that waits for such hosts as this one, and for no other.
+    _a_gang_waits: bool = False
     _tries: int = 0
     # How many leases the host's worker still asks for.
     _left: int = 1
@@ -285,9 +287,11 @@ class Chooser:
         kept = self._reservation
         if kept is not None and kept.run_id == candidate.ready.id:
             self._behind = True
-        if not self._next_in_line and not self._refuses_run(candidate):
+        if not self._next_in_line and not self._a_gang_waits and not self._refuses_run(candidate):
+            self._a_gang_waits = True
             waiting = WaitingGang(self.board, self.policy, self.tx, candidate, need, self.now)
             self._next_in_line = waiting.reserve()
+            waiting.gather(self.host, self.held)
             self._reservation = self._kept_for()
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -125,13 +125,17 @@ class Claim:
                 chooser.granted(lease, self.board.shapes.get(tx, run.shape))
                 if lease.host_id == host.id:
                     grants.append(self._grant(tx, lease, run, choice.spec))
+        if (left := most - len(grants)) > 0:
+            grants += [self._grant(tx, *grown) for grown in self._grown(Grower(granting, chooser), left)]
         # One that asks for nothing reports news, and says nothing of its room.
         if ask.only is None and ask.max_leases:
-            left = most - len(grants)
-            if left > 0 and self.board.growth:
-                grants += [self._grant(tx, *grown) for grown in Grower(granting, chooser).grow(left)]
             self.board.rooms.saw(Room(host, chooser.free, most - len(grants), now, asked_at))
         return grants
+
+    def _grown(self, grower: Grower, most: int) -> Iterator[tuple[Lease, Run, str]]:
+        if self.ask.only is not None:
+            return grower.join(self.ask.only)
+        return grower.grow(most) if self.board.growth else iter(())
 
     def _last_ask(self) -> tuple[int, float]:
         """How many leases the worker asks for, and since when."""

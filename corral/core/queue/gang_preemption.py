@@ -22,7 +22,7 @@ class HostVictims(NamedTuple):
 
 
 class GangRoom(NamedTuple):
-    """The hosts that the gang would have, and who must yield on them."""
+    """The host that each rank would have, and who must yield on them."""
 
     hosts: tuple[HostId, ...]
     victims: tuple[RunId, ...]
@@ -51,7 +51,7 @@ def room_for_gang(hosts: Sequence[HostVictims], need: Requirements) -> GangRoom 
     victims = tuple(dict.fromkeys(run_id for place in chosen for run_id in place.yields))
     if len(chosen) < need.ranks or not victims:
         return None
-    return GangRoom(tuple(dict.fromkeys(place.host_id for place in chosen)), victims)
+    return GangRoom(tuple(place.host_id for place in chosen), victims)
 
 
 def _places(one: HostVictims, need: Requirements) -> Iterator[_Place]:

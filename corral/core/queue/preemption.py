@@ -13,7 +13,7 @@ from corral.core.queue.board import Board
 from corral.core.queue.eligibility import policy_refusals
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.gang_preemption import GangRoom, HostVictims, room_for_gang
-from corral.core.queue.reservations import Reservation
+from corral.core.queue.reservations import FreeSeat, Reservation
 from corral.core.runs.stop import ask_to_yield
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
@@ -115,8 +115,10 @@ class Preemptor:
         policy = self.policy
         until = now + policy.lease_s + policy.stop_slack_s + _longest_grace(tx, room.victims)
         # Kept until all have yielded: what the first frees must not go to others.
-        kept = Reservation(room.hosts[0], run.id, lane.priority, now, now, until + policy.away_s, until)
-        self.board.reservations.reserve_gang(room.hosts, kept)
+        kept = Reservation(
+            room.hosts[0], run.id, lane.priority, now, now, until + policy.away_s, until, need.ranks
+        )
+        self.board.reservations.reserve_gang([FreeSeat(until, host_id) for host_id in room.hosts], kept)
         self._asked[run.id] = until
         return PreemptionPlan(run.id, run.name, room.hosts[0], room.victims)
 

@@ -34,6 +34,8 @@ class Rooms:
 
     def __init__(self) -> None:
         self._rooms: dict[HostId, Room] = {}
+        # By how many slots are free; to sort ten thousand for each gang would take longer than all the rest.
+        self._by_slots: dict[int, dict[HostId, Room]] = {}
         self._lock = threading.Lock()
 
     def last_ask(self, host_id: HostId, most: int, asked_at: float) -> tuple[int, float]:
@@ -50,10 +52,7 @@ class Rooms:
     def saw(self, room: Room) -> None:
         """A claim has looked."""
         with self._lock:
-            if room.most > 0 and room.free.slots > 0:
-                self._rooms[room.host.id] = room
-            else:
-                self._rooms.pop(room.host.id, None)
+            self._put(room)
 
     def learn(self, rooms: Iterable[Room]) -> None:
         """Of hosts whose claims wait at another server, by what the database says."""
@@ -61,18 +60,36 @@ class Rooms:
             for room in rooms:
                 mine = self._rooms.get(room.host.id)
                 if mine is None or mine.at < room.at:
-                    self._rooms[room.host.id] = room
+                    self._put(room)
 
     def gone(self, host_id: HostId) -> None:
         """Until its worker asks again, nothing is known of it."""
         with self._lock:
-            self._rooms.pop(host_id, None)
+            self._drop(host_id)
+
+    def _put(self, room: Room) -> None:
+        self._drop(room.host.id)
+        if room.most > 0 and room.free.slots > 0:
+            self._rooms[room.host.id] = room
+            self._by_slots.setdefault(room.free.slots, {})[room.host.id] = room
+
+    def _drop(self, host_id: HostId) -> None:
+        if (old := self._rooms.pop(host_id, None)) is not None:
+            self._by_slots[old.free.slots].pop(host_id, None)
+
+    def has(self, host_id: HostId) -> bool:
+        """Whether the host seems to have room for anything."""
+        return host_id in self._rooms
 
     def all(self, now: float, keep_s: float) -> list[Room]:
         """Of hosts that asked within `keep_s`; those with the fewest free slots first."""
         with self._lock:
-            fresh = [room for room in self._rooms.values() if now - room.at <= keep_s]
-        return sorted(fresh, key=lambda room: room.free.slots)
+            return [
+                room
+                for _, alike in sorted(self._by_slots.items())
+                for room in alike.values()
+                if now - room.at <= keep_s
+            ]
 
 
 def rooms_in_database(tx: Tx, now: float, away_s: float) -> list[Room]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from corral.core.hosts.names import host_name
 from corral.core.policy import ServerPolicy
 from corral.core.queue.board import Board
 from corral.core.queue.eligibility import (
@@ -117,7 +118,7 @@ def standings(
     never = _Never(asked, shapes)
     found = [
         _standing(asked, host, held[host.id], never.of(host), now=now, policy=policy, roster=roster)
-        for host in tx.hosts.page(None, 10_000)
+        for host in tx.hosts.joined(None, 10_000)
     ]
     left_s = _first_refusal_left_s(asked, found, now)
     if left_s <= 0:
@@ -279,8 +280,7 @@ def queue_notes(
         found.append(f"its quota leaves it no GPU, so it starts without one: {without}")
     kept = board.reservations.of_run(run.id, now, policy.away_s)
     if kept is not None and not kept.is_gangs:
-        host = tx.hosts.get(kept.host_id)
-        name = host.name if host is not None else kept.host_id
+        name = host_name(tx, kept.host_id) or kept.host_id
         found.append(
             f"host {name} has been reserved for it for {now - kept.since:.0f} s:"
             " until it fits there, the host takes only runs that go first or end in time"

@@ -122,13 +122,15 @@ def _cannot_start(tx: Tx, runs: Sequence[NewRun]) -> CorralError | None:
     """The first gang that is too large for all hosts together; alike ones are looked at once."""
     first = {new.requirements: index for index, new in reversed([*enumerate(runs)])}
     for need, index in first.items():
-        prefix = prefix_of(index, runs)
-        refused = unknown_executors(tx, need, prefix=prefix) or too_many_ranks(
-            tx, runs[index].run, need, prefix=prefix
-        )
+        refused = never_starts(tx, runs[index].run, need, prefix=prefix_of(index, runs))
         if refused is not None:
             return refused
     return None
+
+
+def never_starts(tx: Tx, run: Run, need: Requirements, *, prefix: str = "") -> CorralError | None:
+    """Why it could start nowhere, as far as that is known here: clusters are asked for their own reasons."""
+    return unknown_executors(tx, need, prefix=prefix) or too_many_ranks(tx, run, need, prefix=prefix)
 
 
 def prefix_of(index: int, runs: Sequence[NewRun]) -> str:

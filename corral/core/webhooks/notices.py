@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from corral.core import secrets
+from corral.core.hosts.names import host_name
 from corral.core.webhooks.slack import slack_message
 from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.canonical import canonical
 from corral.domain.ids import DeliveryId, WebhookId, new_delivery_id
-from corral.domain.runs.reasons import HINTS
+from corral.domain.runs.hints import hint_of
 from corral.domain.runs.runs import Event, Run
-from corral.domain.runs.states import FINAL
 from corral.domain.secrets.redact import SecretValues
 from corral.domain.webhooks.deliveries import (
     TEST,
@@ -126,17 +126,15 @@ class _Notices:
         return f"host:{self._host(who) or who}" if kind == "host" else actor
 
     def _host(self, host_id: Any) -> str | None:
-        host = self._tx.hosts.get(host_id) if host_id else None
-        return host.name if host else None
+        return host_name(self._tx, host_id) if host_id else None
 
     def _run(self, run: Run) -> dict[str, Any]:
         group = self._tx.groups.get(run.group_id) if run.group_id else None
-        hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
         return {
             **{name: getattr(run, name) for name in _RUN_FIELDS},
             "group": group.name if group else None,
             "labels": json.loads(run.labels),
-            "hint": hint.format(run=run.id) if hint else None,
+            "hint": hint_of(run),
             "host": self._host(run.last_host),
             "metrics": json.loads(run.metrics),
         }

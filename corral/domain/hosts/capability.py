@@ -5,8 +5,10 @@ Unknown is None and never zero: a need that meets an unknown is a shortfall that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 GIB = 1 << 30
@@ -72,6 +74,8 @@ class Capability:
 
 # Hosts that have joined stand in a list of executors under either name: they take runs by themselves.
 OWN_HOSTS = frozenset({"fleet", "local"})
+# Stands in a list of executors for all that it does not name, the cheapest for the run first.
+CHEAPEST = "cheapest"
 
 
 @dataclass(frozen=True)
@@ -263,9 +267,21 @@ def _gpu_shortfalls(need: Requirements, have: Capability) -> list[str]:
     return [f"needs {need.gpus} fitting GPUs; {fit} of the host's {len(have.gpus)} fit{suffix}"]
 
 
+def is_called(model: str, names: Iterable[str]) -> bool:
+    """Whether one of the names is the model's, in whole words: `A100` is an `NVIDIA A100-SXM4-80GB`, and `L4`
+    is no `NVIDIA L40S`."""
+    return any(_is_called(model, name) for name in names)
+
+
+@lru_cache(maxsize=1024)
+def _is_called(model: str, name: str) -> bool:
+    words, sought = (re.findall(r"[a-z0-9]+", text.lower()) for text in (model, name))
+    return any(words[at : at + len(sought)] == sought for at in range(len(words) - len(sought) + 1))
+
+
 def _why_not_gpu(need: Requirements, gpu: Gpu) -> list[str]:
     found: list[str] = []
-    if need.gpu and not any(name.lower() in gpu.name.lower() for name in need.gpu):
+    if need.gpu and not is_called(gpu.name, need.gpu):
         found.append(f"{gpu.name} is not one of {', '.join(need.gpu)}")
     if need.min_vram_bytes is not None:
         if gpu.memory_bytes is None:

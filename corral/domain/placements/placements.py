@@ -12,6 +12,8 @@ class ExecutorKind(StrEnum):
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
     RAY = "ray"
+    MODAL = "modal"
+    SAGEMAKER = "sagemaker"
 
 
 class ExecutorRecord(NamedTuple):
@@ -34,11 +36,21 @@ class PlacementState(StrEnum):
     CLOSED = "closed"
 
 
+class ExecutorCosts(NamedTuple):
+    """What an executor held for runs that are still known: `cost` in dollars, and `unpriced` placements of
+    which the price is not known."""
+
+    cost: float | None
+    unpriced: int
+
+
 class Placement(NamedTuple):
     """`launch_key` is the same in every try: however often it is launched, there is one cohort.
 
     `sealed` are the tokens of its workers, encrypted. `seen` is what the executor last told, as JSON. `lost`
-    says that it ended without having served its run.
+    says that it ended without having served its run. `price_per_hour` is of all its ranks, in dollars, as it
+    was when they were asked for; `held_at` is since when the cluster holds something for them. `chosen` says
+    why this executor, where the run did not name it.
     """
 
     id: PlacementId
@@ -58,3 +70,11 @@ class Placement(NamedTuple):
     seen: str | None = None
     why: str | None = None
     lost: bool = False
+    price_per_hour: float | None = None
+    held_at: float | None = None
+    chosen: str | None = None
+
+    @property
+    def was_refused(self) -> bool:
+        """It was lost before its executor had taken it."""
+        return self.lost and self.launched_at is None

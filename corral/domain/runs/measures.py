@@ -1,4 +1,4 @@
-"""Whether a small or a large value of a metric is good, as far as its name tells."""
+"""Metrics of a run: how many are kept with it, and whether a small or a large value is good."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import Literal
 
 Better = Literal["min", "max"]
+# So many of a run are kept with it, by name: lists of runs show them all.
+MOST_METRICS = 1024
 
 _SMALL = frozenset(
     {
@@ -23,7 +25,7 @@ _BREAK = re.compile(r"[^a-z0-9]+")
 
 
 def better(metric: str) -> Better | None:
-    """None where the name says nothing: nobody knows which learning rate is the good one."""
+    """As its name tells; None where that says nothing: nobody knows which learning rate is the good one."""
     words = set(_BREAK.split(metric.lower()))
     if words & _SMALL:
         return "min"

@@ -29,19 +29,18 @@ class Reason(StrEnum):
     POISON = "poison"
 
 
-# What to do next, shown beside the reason; `{run}` is the run's id.
+# What to do next; `{run}` is the run's id, and `{logs}` the command that shows what it printed.
 HINTS: Mapping[Reason, str] = {
     Reason.HOST_LOST: "The host stopped answering. Queue it again with `corral requeue {run}`.",
     Reason.HOST_FAULT: "The host could not run it; `corral why {run}` says what it lacks.",
     Reason.POISON: "Find out what it does to its hosts, then queue it again with `corral requeue {run}`.",
     Reason.STALLED: "Raise `stall_limit`, or let the program print or report progress more often.",
     Reason.OUT_OF_MEMORY: "Lower the batch size, or ask for more with `resources.min_ram` or `min_vram`.",
-    Reason.CODE_ERROR: "Read its last lines: `corral logs {run} --tail 50`.",
+    Reason.CODE_ERROR: "Read its last lines: `{logs} --tail 50`.",
     Reason.BAD_DATA: "Correct the inputs that the detail names, then submit again.",
     Reason.BAD_OUTPUT: "Correct what the program leaves in CORRAL_OUTPUT_DIR, then submit again.",
     Reason.ENVIRONMENT: "Correct `[environment]` in the run file; the installer's words are in the log.",
-    Reason.UNKNOWN: "The cause is not known; read `corral logs {run}` and `corral events {run}`.",
+    Reason.UNKNOWN: "The cause is not known; read `{logs}` and `corral events {run}`.",
     Reason.MONEY_LIMIT: "See `corral usage`; an operator raises the limit with `corral quotas set`.",
-    Reason.WALL_LIMIT: "Raise `wall_limit` in the run file and submit it again; "
-    "training goes on from the last checkpoint with `--set train.adapter={run}`.",
+    Reason.WALL_LIMIT: "Raise `wall_limit` in the run file and submit it again.",
 }

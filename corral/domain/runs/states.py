@@ -122,6 +122,8 @@ RANK_TRANSITIONS: Mapping[tuple[RankState, RankEvent], RankState] = {
 }
 
 LIVE_RANKS = frozenset({_R.RUNNING, _R.STOPPING, _R.RETIRING})
+# Those that another host may be given, where the run is elastic.
+UNSTARTED_RANKS = frozenset({_R.WAITING, _R.ENDED})
 
 
 class Fold(StrEnum):

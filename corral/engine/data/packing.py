@@ -19,6 +19,7 @@ from torch import Tensor
 
 from corral.engine.data.sequences import Example
 from corral.engine.errors import EngineError
+from corral.recipes.speed import GROUP_CUTS
 
 # What these hold counts only where a weight does, so inside a shared prefix they may be anything.
 UNWEIGHTED = frozenset({"advantage", "old", "ref", "sampled"})
@@ -102,8 +103,7 @@ def pack(examples: Sequence[Example], capacity: int, *, share_prefix: bool, mult
         raise ValueError(f"capacity and multiple must be at least 1, not {capacity} and {multiple}")
     for index, example in enumerate(examples):
         _check(index, example, capacity)
-    units = _units(examples, capacity) if share_prefix else _singles(examples, range(len(examples)))
-    packs = [[units[u] for u in members] for members in plan([unit.size for unit in units], capacity)]
+    packs = _shared_packs(examples, capacity) if share_prefix else _plain_packs(examples, capacity)
     layout = _Layout()
     for members in packs:
         layout.add(members, examples, multiple)
@@ -128,11 +128,27 @@ def _check(index: int, example: Example, capacity: int) -> None:
             )
 
 
+def _plain_packs(examples: Sequence[Example], capacity: int) -> list[list[_Unit]]:
+    return _planned(_singles(examples, range(len(examples))), capacity)
+
+
+def _shared_packs(examples: Sequence[Example], capacity: int) -> list[list[_Unit]]:
+    """Of several ways to cut the groups the one with the fewest packs: smaller parts leave less room unused,
+    but each begins with a copy of the prefix."""
+    ways = [_planned(_units(examples, capacity // parts), capacity) for parts in GROUP_CUTS]
+    return min(ways, key=len)
+
+
+def _planned(units: Sequence[_Unit], capacity: int) -> list[list[_Unit]]:
+    return [[units[u] for u in members] for members in plan([unit.size for unit in units], capacity)]
+
+
 def _singles(examples: Sequence[Example], members: Iterable[int]) -> list[_Unit]:
     return [_Unit([index], 0, len(examples[index].tokens)) for index in members]
 
 
-def _units(examples: Sequence[Example], capacity: int) -> list[_Unit]:
+def _units(examples: Sequence[Example], most: int) -> list[_Unit]:
+    """Groups in parts of at most `most` tokens, where their sequences allow it."""
     groups: dict[int, list[int]] = {}
     alone = []
     for index, example in enumerate(examples):
@@ -143,16 +159,16 @@ def _units(examples: Sequence[Example], capacity: int) -> list[_Unit]:
             alone.append(index)
     units = _singles(examples, alone)
     for members in groups.values():
-        units += _share(examples, members, capacity) if len(members) > 1 else _singles(examples, members)
+        units += _share(examples, members, most) if len(members) > 1 else _singles(examples, members)
     return units
 
 
-def _share(examples: Sequence[Example], members: list[int], capacity: int) -> list[_Unit]:
+def _share(examples: Sequence[Example], members: list[int], most: int) -> list[_Unit]:
     _check_group(examples, members)
     shared = examples[members[0]].prefix - 1
     own = [len(examples[index].tokens) - shared for index in members]
     units = []
-    for places in plan(own, capacity - shared):
+    for places in plan(own, max(most - shared, *own)):
         together = [members[place] for place in places]
         if len(together) == 1:
             units += _singles(examples, together)

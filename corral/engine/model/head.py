@@ -54,10 +54,15 @@ def _kernels(compiled: bool) -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor
     return torch.compile(_score, dynamic=False), torch.compile(_slope, dynamic=False)
 
 
+def _filled(value: float, device: torch.device) -> Tensor:
+    """A number on the device, written there: copied from here, it would wait for all work before it."""
+    return torch.full((), value, device=device)
+
+
 def score(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> TokenScores:
     """Without gradient."""
     scores, _ = _kernels(hidden.is_cuda)
-    inverse = torch.tensor(1.0 / temperature, device=hidden.device)
+    inverse = _filled(1.0 / temperature, hidden.device)
     parts = [
         scores(F.linear(h, weight), t, inverse)
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
@@ -83,7 +88,7 @@ def loss_and_slope(
     logprobs first, and the logits are computed twice. `weight_slope` takes the derivative by the weight.
     """
     scores, slopes = _kernels(hidden.is_cuda)
-    inverse = torch.tensor(1.0 / temperature, device=hidden.device)
+    inverse = _filled(1.0 / temperature, hidden.device)
     early: tuple[Tensor, Sums, Tensor, Tensor] | None = None
     if not loss.local:
         all_scores = score(hidden, weight, targets, temperature=temperature, chunk=chunk)

@@ -94,7 +94,7 @@ async def _query(body: BlobQuery, holder: BlobHolder, svc: Services, pin: PinPre
     missing = await svc.store.write(lambda tx: pin(tx, wanted))
     # A row whose file was lost is no reason to keep the bytes that would heal it.
     there = set(wanted) - set(missing)
-    missing += await svc.in_thread(lambda: [sha for sha in there if not svc.blobs.has(sha)])
+    missing += await svc.in_thread(lambda: svc.blobs.lacking(list(there)))
     sizes = await svc.in_thread(
         lambda: {sha: svc.blobs.partial_size(sha, uploader=holder.name) for sha in missing}
     )

@@ -14,6 +14,8 @@ from corral.core.audit import note
 from corral.core.endpoints import access
 from corral.core.endpoints import deploy as core
 from corral.core.endpoints.deploy import NewVersion
+from corral.core.endpoints.standings import instance_standings
+from corral.core.placements.executors import unknown_executors
 from corral.core.schedules import function_schedules
 from corral.core.wakeups import SCALE, wait_for
 from corral.domain.canonical import digest_of
@@ -48,10 +50,15 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
     if body.spec.kind != "service" or body.spec.service is None or body.spec.project != body.project:
         raise InvalidInput("the spec must be of kind service and of the endpoint's project")
     check_environment(body.spec)
+    need = body.spec.requirements()
+    if (never := await svc.placer.refusals(need)) is not None:
+        raise never
     new = await svc.in_thread(lambda: _new_version(body))
 
     def unit(tx: Tx) -> tuple[Endpoint, int]:
         secrets.refuse_exposed(tx, svc.redactor, body.project, new.spec, what="the endpoint")
+        if (unknown := unknown_executors(tx, need)) is not None:
+            raise unknown
         now = svc.clock.now()
         endpoint, version = core.deploy(tx, new, principal=caller.actor, now=now)
         if not body.live:
@@ -259,6 +266,7 @@ def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
         {
             **endpoint._asdict(),
             **counted,
+            "standings": [one._asdict() for one in instance_standings(tx, endpoint.id)],
             "called_at": core.last_call_at(tx, endpoint),
             "scaling": json.loads(endpoint.scaling),
             "functions": known.functions(tx, endpoint.id, current) if current else {},

@@ -131,4 +131,6 @@ def event(kind: str, data: str, ident: str = "") -> str:
 
 
 async def view_of(svc: Services, run_id: RunId) -> RunView:
-    return await svc.store.read(lambda tx: run_view(tx, read_run(tx, run_id), NameLookup(tx)))
+    return await svc.store.read(
+        lambda tx: run_view(tx, read_run(tx, run_id), NameLookup(tx), now=svc.clock.now())
+    )

@@ -17,7 +17,7 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import NotFound
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.samples import HostSampleRecord
-from corral.domain.ids import HostId
+from corral.domain.ids import HostId, RunId
 from corral.server.auth import Caller, EnrolledHost, Joining, Operator, OwnHost, User, origin_of
 from corral.server.pages import Limit, filled, json_answer, parse_id_cursor
 from corral.server.sample_views import host_sample_view
@@ -120,12 +120,13 @@ async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: L
 
     def unit(tx: Tx) -> bytes:
         busy = dict(tx.hosts.busy())
-        hosts = tx.hosts.page(after, limit)
+        hosts = tx.hosts.page(after, limit, project=caller.token.project)
         now = svc.clock.now()
         samples = tx.host_samples.newest([host.id for host in hosts], now=now)
+        of_runs = tx.hosts.of_runs()
 
         def view(host: Host) -> HostView:
-            return _view(tx, host, busy.get(host.id, 0), samples.get(host.id), svc, now)
+            return _view(tx, host, busy.get(host.id, 0), samples.get(host.id), svc, of_runs.get(host.id))
 
         return filled(hosts, limit, view).with_next(lambda last: last.id)
 
@@ -135,7 +136,7 @@ async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: L
 @router.get("/hosts/{host_id}")
 async def show_host(host_id: str, caller: User, svc: Svc) -> HostView:
     """One host, by id or name."""
-    return await svc.store.read(lambda tx: _detail(tx, find_host(tx, host_id), svc))
+    return await svc.store.read(lambda tx: _detail(tx, _seen(tx, host_id, caller), svc))
 
 
 @router.get("/hosts/{host_id}/samples", response_model=HostSamplePage)
@@ -152,7 +153,7 @@ async def list_samples(
     oldest = max(now - KEPT_S, since or 0.0)
 
     def unit(tx: Tx) -> bytes:
-        host = find_host(tx, host_id)
+        host = _seen(tx, host_id, caller)
         after = math.nextafter(oldest, -math.inf) if cursor is None else cursor
         found = tx.host_samples.page(host.id, after=after, now=now, limit=limit)
         page = filled(found, limit, lambda one: host_sample_view(one, host))
@@ -225,6 +226,15 @@ def _note(tx: Tx, action: str, host: Host, by: Author, **data: object) -> None:
     note(tx, action, f"host:{host.name}", by, host=host.id, **data)
 
 
+def _seen(tx: Tx, text: str, caller: Caller) -> Host:
+    """One that was brought up for a run is seen by whoever sees the run."""
+    host = find_host(tx, text)
+    project = tx.hosts.project_of(host.id)
+    if project is not None and not caller.sees(project):
+        raise NotFound(f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
+    return host
+
+
 def _own(tx: Tx, host_id: HostId) -> Host:
     host = tx.hosts.get(host_id)
     if host is None:
@@ -235,12 +245,14 @@ def _own(tx: Tx, host_id: HostId) -> Host:
 def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
     now = svc.clock.now()
     sample = tx.host_samples.newest([host.id], now=now).get(host.id)
-    return _view(tx, host, dict(tx.hosts.busy()).get(host.id, 0), sample, svc, now)
+    busy, run_id = dict(tx.hosts.busy()).get(host.id, 0), tx.hosts.of_runs().get(host.id)
+    return _view(tx, host, busy, sample, svc, run_id)
 
 
 def _view(
-    tx: Tx, host: Host, busy: int, sample: HostSampleRecord | None, svc: Services, now: float
+    tx: Tx, host: Host, busy: int, sample: HostSampleRecord | None, svc: Services, run_id: RunId | None
 ) -> HostView:
+    now = svc.clock.now()
     return host_view(
         host,
         busy,
@@ -249,4 +261,5 @@ def _view(
         credential_expires_at=enrol.credential_ends(tx, host, now=now),
         sample=sample,
         ram=svc.board.roster.ram(host.id),
+        run_id=run_id,
     )

@@ -11,11 +11,12 @@ from fastapi import APIRouter, Query, Response
 from pydantic import ValidationError
 
 from corral.core import secrets
-from corral.core.manifests.apply import Apply, ApplyResult, delete
+from corral.core.manifests.apply import Apply, ApplyResult, delete, refused
 from corral.core.manifests.plan import ManifestPlan, WantedManifest, plan
+from corral.core.manifests.starts import NeedsOfRuns, needs_of_runs, problems_of
 from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.submit import NewRun
-from corral.domain.errors import SPEC_HINT, InvalidInput, NotFound
+from corral.domain.errors import SPEC_HINT, FieldError, InvalidInput, NotFound
 from corral.domain.hosts.policy import render_declared
 from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
@@ -24,7 +25,7 @@ from corral.domain.runs.states import FINAL
 from corral.server.auth import Operator, User
 from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import Limit, NameCursor, filled, in_portions, json_answer, parse_name_cursor
-from corral.server.services import Svc
+from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire import manifests as wire
 from corral.wire.base import explain
@@ -45,12 +46,19 @@ async def apply_manifest(body: wire.ApplyRequest, caller: Operator, svc: Svc) ->
     asked = await svc.in_thread(lambda: ManifestQuery(body))
     refuse_models(list(asked.fresh.values()), svc.policy.models)
 
-    def look(tx: Tx) -> ManifestPlan:
+    def look(tx: Tx) -> tuple[ManifestPlan, NeedsOfRuns]:
         secrets.refuse_exposed(tx, svc.redactor, body.project, asked.text(), what="the manifest")
-        return plan(tx, asked.wanted, asked.fresh)
+        made = plan(tx, asked.wanted, asked.fresh)
+        needs = needs_of_runs(tx, made, asked.wanted, asked.fresh, asked.remade)
+        made.problems += problems_of(tx, needs)
+        return made, needs
 
-    made = await svc.store.read(look)
+    made, needs = await svc.store.read(look)
     lacking = made.lacking(asked.fresh)
+    if not lacking:
+        made.problems += await _refusals(svc, needs)
+        if made.problems and body.mode == "apply":
+            raise refused(asked.wanted, made)
     answer = _answer(asked.wanted, made, needs=lacking)
     if body.mode == "plan" or lacking:
         return answer
@@ -60,6 +68,16 @@ async def apply_manifest(body: wire.ApplyRequest, caller: Operator, svc: Svc) ->
         return answer.model_copy(update={"applied": True, "revision": known.revision})
     done: ApplyResult = await svc.store.write(unit)
     return _answer(asked.wanted, done.plan, manifest=done.manifest)
+
+
+async def _refusals(svc: Services, needs: NeedsOfRuns) -> list[FieldError]:
+    """What the executors that runs name say of them, in the words of their clusters."""
+    asked = [(new.run.name, await svc.placer.refusals(need)) for need, new in needs.items()]
+    return [
+        FieldError(f"runs.{name}.placement.executors", said.message)
+        for name, said in asked
+        if said is not None
+    ]
 
 
 class ManifestQuery:

@@ -10,7 +10,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import secrets
-from corral.core.placements.executors import unknown_executors
 from corral.core.placements.why import placement_notes, placement_summary
 from corral.core.policy import ServerPolicy
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
@@ -23,8 +22,7 @@ from corral.core.runs.listing import hidden_instances, without_instances
 from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.remove import bytes_of, check_remove, remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
-from corral.core.runs.submit import NewRun, SubmitResult, submit
-from corral.core.runs.too_many_ranks import too_many_ranks
+from corral.core.runs.submit import NewRun, SubmitResult, never_starts, submit
 from corral.core.runs.transitions import read_run
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import digest_of
@@ -79,9 +77,8 @@ async def submit_or_try(
     caller.check_one_project([spec.project for spec in body.runs], of="submission")
     build = partial(_new_runs, body.runs, svc.policy)
     runs = await svc.in_thread(build) if body_bytes > SMALL_BYTES else build()
-    for need in {run.requirements for run in runs}:
-        if (refused := await svc.placer.refusals(need)) is not None:
-            raise refused
+    if (refused := await svc.placer.refusals(*{run.requirements for run in runs})) is not None:
+        raise refused
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:
@@ -114,7 +111,7 @@ def _new_runs(specs: Sequence[RunSpec], policy: ServerPolicy) -> list[NewRun]:
 def _dry_run(tx: Tx, svc: Services, new: NewRun, text: str) -> wire.SubmitAnswer:
     run, need = new.run, new.requirements
     secrets.refuse_exposed(tx, svc.redactor, run.project, text, what="the run")
-    if (refused := unknown_executors(tx, need) or too_many_ranks(tx, run, need)) is not None:
+    if (refused := never_starts(tx, run, need)) is not None:
         raise refused
     asked = WhyQuestion(need, run.project, run.name)
     now, board = svc.clock.now(), svc.board
@@ -146,7 +143,7 @@ async def list_runs(
     """
     if prefix is not None:
         project = caller.narrowed(project)
-        return json_answer(await svc.store.read(lambda tx: _beginning(tx, prefix, project, limit)))
+        return json_answer(await svc.store.read(lambda tx: _beginning(tx, svc, prefix, project, limit)))
     where = RunFilter(
         project=caller.narrowed(project),
         states=tuple(state or ()),
@@ -166,7 +163,7 @@ async def list_runs(
             return tx.runs.page(listed, after=last, limit=count)
 
         def view(row: tuple[Run, Settings | None]) -> wire.RunView:
-            shown = run_view(tx, row[0], names)
+            shown = run_view(tx, row[0], names, now=svc.clock.now())
             return shown if row[1] is None else shown.model_copy(update={"params": row[1]})
 
         runs = in_portions(
@@ -183,9 +180,9 @@ async def list_runs(
     return json_answer(await svc.store.read(unit))
 
 
-def _beginning(tx: Tx, prefix: str, project: str | None, limit: int) -> str:
-    names = NameLookup(tx)
-    items = [run_view(tx, run, names) for run in tx.runs.beginning(prefix, project, limit)]
+def _beginning(tx: Tx, svc: Services, prefix: str, project: str | None, limit: int) -> str:
+    names, now = NameLookup(tx), svc.clock.now()
+    items = [run_view(tx, run, names, now=now) for run in tx.runs.beginning(prefix, project, limit)]
     return wire.RunPage(items=items).model_dump_json()
 
 
@@ -382,7 +379,8 @@ async def cancel_run(run: str, body: wire.CancelRequest, caller: User, svc: Svc)
 
     def unit(tx: Tx) -> wire.RunView:
         found = read_run(tx, find_run(tx, run, caller))
-        return run_view(tx, _cancel(tx, found, body.reason, caller, svc), NameLookup(tx))
+        cancelled = _cancel(tx, found, body.reason, caller, svc)
+        return run_view(tx, cancelled, NameLookup(tx), now=svc.clock.now())
 
     return await svc.store.write(unit)
 
@@ -417,8 +415,9 @@ async def release_run(run: str, caller: User, svc: Svc) -> wire.RunView:
 
 async def _act(act: Callable[..., Run], text: str, caller: Caller, svc: Services) -> wire.RunView:
     def unit(tx: Tx) -> wire.RunView:
-        done = act(tx, find_run(tx, text, caller), actor=caller.actor, now=svc.clock.now())
-        return run_view(tx, done, NameLookup(tx))
+        now = svc.clock.now()
+        done = act(tx, find_run(tx, text, caller), actor=caller.actor, now=now)
+        return run_view(tx, done, NameLookup(tx), now=now)
 
     return await svc.store.write(unit)
 

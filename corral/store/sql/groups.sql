@@ -31,10 +31,13 @@ SELECT id, state, reason, substr(detail, 1, :chars) FROM runs
 WHERE group_id = :group_id AND state IN ('failed', 'cancelled') AND id > :after
 ORDER BY id LIMIT :limit;
 
+-- Postgres reads no text that has a NUL in it, wherever that stands.
 -- name: group_runs
 SELECT r.id, r.created_at, r.name, r.state, r.seed, r.identity, r.generation, r.metrics,
-    /*sqlite json_extract(s.spec, '$.params')*//*pg CAST(s.spec AS JSON) ->> 'params'*/,
-    /*sqlite json_extract(s.spec, '$.train')*//*pg CAST(s.spec AS JSON) ->> 'train'*/
+    /*sqlite json_extract(s.spec, '$.params')*/
+    /*pg CAST(REPLACE(s.spec, '\u0000', '\ufffd') AS JSON) ->> 'params'*/,
+    /*sqlite json_extract(s.spec, '$.train')*/
+    /*pg CAST(REPLACE(s.spec, '\u0000', '\ufffd') AS JSON) ->> 'train'*/
 FROM runs AS r JOIN run_specs AS s ON s.run_id = r.id
 WHERE r.group_id = :group_id AND (r.created_at, r.id) > (:after_created_at, :after_id)
 ORDER BY r.created_at, r.id LIMIT :limit;

@@ -36,8 +36,31 @@ UPDATE hosts SET set_aside_until = :latest WHERE set_aside_until > :latest;
 -- name: host_delete
 DELETE FROM hosts WHERE id = :id;
 
+-- What was brought up for a run is told of to its own project.
 -- name: host_page
-SELECT <host> FROM hosts WHERE id > :after ORDER BY id LIMIT :limit;
+SELECT <host> FROM hosts WHERE id > :after /*if project AND NOT EXISTS (
+    SELECT 1 FROM tokens AS t WHERE t.host_id = hosts.id AND t.run_id IS NOT NULL AND t.project != :project
+) */ ORDER BY id LIMIT :limit;
+
+-- name: host_joined
+SELECT <host> FROM hosts WHERE id > :after AND NOT EXISTS (
+    SELECT 1 FROM tokens AS t WHERE t.host_id = hosts.id AND t.run_id IS NOT NULL
+) ORDER BY id LIMIT :limit;
+
+-- name: host_project
+SELECT project FROM tokens WHERE host_id = :id AND run_id IS NOT NULL LIMIT 1;
+
+-- Hosts that were made for one run each; from the hosts on, of which there are fewer than of tokens.
+-- name: host_of_runs
+SELECT DISTINCT h.id, t.run_id FROM hosts AS h CROSS JOIN tokens AS t
+WHERE t.host_id = h.id AND t.scope = 'run' ORDER BY h.id;
+
+-- Those whose run has ended before then, or is gone.
+-- name: host_of_ended_runs
+SELECT DISTINCT <h.host> FROM hosts AS h CROSS JOIN tokens AS t LEFT JOIN runs AS r ON r.id = t.run_id
+WHERE t.host_id = h.id AND t.scope = 'run' AND (r.id IS NULL OR r.ended_at < :before)
+    AND NOT EXISTS (SELECT 1 FROM leases AS l WHERE l.host_id = h.id AND l.state = 'live')
+ORDER BY h.id LIMIT :limit;
 
 -- name: host_declared_by
 SELECT <host> FROM hosts WHERE declared_by = :declared_by ORDER BY name;

@@ -28,15 +28,25 @@ SELECT <placement> FROM placements WHERE id = :id /*lock FOR UPDATE */;
 -- name: placement_save
 UPDATE placements SET
     state = :state, sealed = :sealed, handle = :handle, launched_at = :launched_at, closed_at = :closed_at,
-    tries = :tries, try_at = :try_at, seen = :seen, why = :why, lost = :lost
+    tries = :tries, try_at = :try_at, seen = :seen, why = :why, lost = :lost,
+    held_at = :held_at
 WHERE id = :id;
 
 -- name: placement_open
 SELECT <placement> FROM placements
 WHERE state != 'closed' /*if executor AND executor = :executor */ ORDER BY id;
 
+-- name: placement_intended
+SELECT COUNT(*) FROM placements WHERE state = 'intended' AND executor = :executor;
+
 -- name: placement_of_run
 SELECT <placement> FROM placements WHERE run_id = :run_id ORDER BY created_at, id;
+
+-- name: placement_costs
+SELECT
+    SUM(price_per_hour * (COALESCE(closed_at, :now) - held_at)) / 3600 AS cost,
+    COUNT(*) - COUNT(price_per_hour) AS unpriced
+FROM placements WHERE executor = :executor AND held_at IS NOT NULL;
 
 -- name: placement_delete_of_run
 DELETE FROM placements WHERE run_id = :run_id AND state = 'closed';

@@ -52,9 +52,13 @@ UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
 -- name: spec_get
 SELECT spec FROM run_specs WHERE run_id = :run_id;
 
+-- Postgres reads no text that has a NUL in it, wherever that stands.
 -- name: spec_settings
-SELECT run_id, /*sqlite json_extract(spec, '$.params')*//*pg CAST(spec AS JSON) ->> 'params'*/,
-    /*sqlite json_extract(spec, '$.train')*//*pg CAST(spec AS JSON) ->> 'train'*/
+SELECT run_id,
+    /*sqlite json_extract(spec, '$.params')*/
+    /*pg CAST(REPLACE(spec, '\u0000', '\ufffd') AS JSON) ->> 'params'*/,
+    /*sqlite json_extract(spec, '$.train')*/
+    /*pg CAST(REPLACE(spec, '\u0000', '\ufffd') AS JSON) ->> 'train'*/
 FROM run_specs WHERE run_id IN (<list ids>);
 
 -- name: run_by_prefix

@@ -15,13 +15,20 @@ UPDATE tokens SET revoked_at = COALESCE(revoked_at, :at) WHERE id = :id;
 SELECT <token> FROM tokens
 WHERE host_id = :host_id AND scope IN ('host', 'run') AND revoked_at IS NULL ORDER BY id;
 
--- name: token_of_ended_runs
-SELECT <t.token> FROM tokens AS t LEFT JOIN runs AS r ON r.id = t.run_id
-WHERE t.run_id IS NOT NULL AND t.revoked_at IS NULL AND (r.id IS NULL OR r.ended_at < :before)
-ORDER BY t.id LIMIT :limit;
+-- Also of a host that is gone, and of a credential that is revoked.
+-- name: token_newest_of_host
+SELECT <token> FROM tokens WHERE host_id = :host_id AND scope IN ('host', 'run')
+ORDER BY created_at DESC, id DESC LIMIT 1;
 
 -- name: token_of_run
 SELECT <token> FROM tokens WHERE run_id = :run_id AND scope = 'run' AND revoked_at IS NULL ORDER BY name, id;
+
+-- name: token_seen_of_run
+SELECT COUNT(*) FROM tokens AS t JOIN hosts AS h ON h.id = t.host_id
+WHERE t.run_id = :run_id AND t.scope = 'run' AND t.revoked_at IS NULL AND h.last_seen_at >= :since;
+
+-- name: token_made_for
+SELECT <token> FROM tokens WHERE run_id = :run_id AND scope = 'run' ORDER BY name, id;
 
 -- name: token_of_endpoint
 SELECT <token> FROM tokens WHERE endpoint_id = :endpoint_id AND revoked_at IS NULL ORDER BY id;

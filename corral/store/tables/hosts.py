@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.samples import HostSampleRecord
-from corral.domain.ids import HostId
+from corral.domain.ids import HostId, RunId
 from corral.store.rows import HOST, HOST_SAMPLE
-from corral.store.table import Table
+from corral.store.table import Table, given
 
 
 class SqlHosts(Table):
@@ -47,8 +47,26 @@ class SqlHosts(Table):
         """After the clock went back: no host is set aside beyond `latest`; return how many were."""
         return self._db.run("host_pull_in", {"latest": latest})
 
-    def page(self, after: HostId | None, limit: int) -> list[Host]:
-        return self._all(HOST, "host_page", after=after or "", limit=limit)
+    def page(self, after: HostId | None, limit: int, *, project: str | None = None) -> list[Host]:
+        """All, or without those that were brought up for runs of other projects."""
+        return self._all(HOST, "host_page", after=after or "", limit=limit, **given(project=project))
+
+    def joined(self, after: HostId | None, limit: int) -> list[Host]:
+        """Those that may take any run, and were not brought up for one."""
+        return self._all(HOST, "host_joined", after=after or "", limit=limit)
+
+    def project_of(self, host_id: HostId) -> str | None:
+        """The project of the run that it was brought up for; None of one that joined."""
+        row = self._db.one("host_project", {"id": host_id})
+        return None if row is None else str(row[0])
+
+    def of_runs(self) -> dict[HostId, RunId]:
+        """Hosts that were made for one run each, and that run."""
+        return {HostId(row[0]): RunId(row[1]) for row in self._db.all("host_of_runs", {})}
+
+    def of_ended_runs(self, before: float, limit: int) -> list[Host]:
+        """Those of them that hold nothing and whose run has ended before then, or is gone."""
+        return self._all(HOST, "host_of_ended_runs", before=before, limit=limit)
 
     def declared_by(self, manifest: str) -> list[Host]:
         """Hosts that this manifest, as `project/name`, declares."""

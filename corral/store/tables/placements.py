@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.domain.ids import PlacementId, RunId
-from corral.domain.placements.placements import ExecutorRecord, Placement
+from corral.domain.placements.placements import ExecutorCosts, ExecutorRecord, Placement
 from corral.store.rows import EXECUTOR, PLACEMENT
 from corral.store.table import Table, given
 
@@ -48,9 +48,17 @@ class SqlPlacements(Table):
         """Those that something may run for."""
         return self._all(PLACEMENT, "placement_open", **given(executor=executor))
 
+    def intended(self, executor: str) -> int:
+        """How many wait for the executor to take them."""
+        return self._number("placement_intended", executor=executor)
+
     def of_run(self, run_id: RunId) -> list[Placement]:
         """The oldest first."""
         return self._all(PLACEMENT, "placement_of_run", run_id=run_id)
+
+    def costs(self, executor: str, now: float) -> ExecutorCosts:
+        ((cost, unpriced),) = self._db.all("placement_costs", {"executor": executor, "now": now})
+        return ExecutorCosts(cost, unpriced)
 
     def delete_of_run(self, run_id: RunId) -> None:
         self._tell("placement_delete_of_run", run_id=run_id)

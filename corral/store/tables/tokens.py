@@ -25,13 +25,21 @@ class SqlTokens(Table):
         """The host's credentials that are not revoked, expired ones included."""
         return self._all(TOKEN, "token_of_host", host_id=host_id)
 
-    def of_ended_runs(self, before: float, limit: int) -> list[Token]:
-        """Tokens for one run each that has ended before then, or is gone."""
-        return self._all(TOKEN, "token_of_ended_runs", before=before, limit=limit)
+    def newest_of_host(self, host_id: HostId) -> Token | None:
+        """Of its credentials, revoked ones included; also of a host that was removed."""
+        return self._one(TOKEN, "token_newest_of_host", host_id=host_id)
 
     def of_run(self, run_id: RunId) -> list[Token]:
         """The tokens of its own workers that are not revoked, in the order of their names."""
         return self._all(TOKEN, "token_of_run", run_id=run_id)
+
+    def seen_of_run(self, run_id: RunId, since: float) -> int:
+        """How many of its own workers have called since then."""
+        return self._number("token_seen_of_run", run_id=run_id, since=since)
+
+    def made_for(self, run_id: RunId) -> list[Token]:
+        """All that its own workers ever had, in the order of their names."""
+        return self._all(TOKEN, "token_made_for", run_id=run_id)
 
     def of_endpoint(self, endpoint_id: EndpointId) -> list[Token]:
         """The endpoint's own tokens that are not revoked."""

@@ -16,7 +16,7 @@ from corral.domain.secrets.secrets import refusal, secret_names
 from corral.durations import LEAST_S
 from corral.recipes import models
 from corral.recipes.train import to_table
-from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText, Size
+from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, JsonMap, Name, PartText, Size
 from corral.wire.spec.tables import (
     EnvironmentFile,
     EnvName,
@@ -46,7 +46,7 @@ from corral.wire.spec.train import (
 Scalar = bool | int | float | str
 Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
-_RESOURCES, _RETRIES, _KEEP, _ALONE = Resources(), RetryBudgets(), Keep(), Replicas()
+_RESOURCES, _RETRIES, _KEEP, _ALONE = Resources(), RetryBudgets(), Keep(), Replicas(min=1, max=1)
 _ANYWHERE = PlacementTable()
 INSTANCE = "is made by a deploy: `corral fn deploy app.py`"
 
@@ -431,13 +431,13 @@ class BuiltEnvironment(Exact):
 class ServiceTable(Exact):
     """Which endpoint, version and pool an instance serves; `params` are those of its class."""
 
-    entry: dict[str, Any] = Field(description="How the instance finds what it serves.")
+    entry: JsonMap = Field(description="How the instance finds what it serves.")
     functions: dict[str, dict[str, Any]] = Field(default={}, description="What it serves; from the deploy.")
     endpoint: Name = "endpoint"
     endpoint_id: str | None = Field(None, pattern=r"^e-[a-z0-9]{12}$")
     version: int = Field(0, ge=0)
     pool: str = Field("", max_length=64)
-    params: dict[str, Any] | None = None
+    params: JsonMap | None = None
     concurrency: int = Field(1, ge=1, le=1000)
     volumes: dict[Name, Name] = Field(
         default={}, max_length=32, description="Folders that are volumes: the folder's name, the volume's."

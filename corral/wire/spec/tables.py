@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.capability import CHEAPEST, Requirements
 from corral.domain.paths import why_bad
 from corral.domain.runs.retries import RetryLimits
 from corral.durations import LEAST_S
@@ -33,8 +33,8 @@ MOST_RANKS = 4096
 class Replicas(Exact):
     """How many ranks: `replicas = 4`, or `{ min = 2, max = 8 }` for a run that can do with fewer."""
 
-    min: int = Field(1, ge=1, le=MOST_RANKS, description="It starts when so many can start together.")
-    max: int = Field(1, ge=1, le=MOST_RANKS, description="It grows to so many where there is room.")
+    min: int = Field(ge=1, le=MOST_RANKS, description="It starts when so many can start together.")
+    max: int = Field(ge=1, le=MOST_RANKS, description="It grows to so many where there is room.")
 
     @model_validator(mode="after")
     def _in_order(self) -> Replicas:
@@ -50,21 +50,39 @@ def _ranks(value: object) -> object:
         return {"min": value, "max": value}
     if isinstance(value, dict) and set(value) < {"min", "max"}:
         raise ValueError("needs both: { min = 2, max = 8 }; a number alone is a run that does not change")
+    if not isinstance(value, dict | Replicas):
+        raise ValueError("must be a number, or { min = 2, max = 8 }")
     return value
 
 
 ReplicasText = Annotated[Replicas, BeforeValidator(_ranks, json_schema_input_type=int | Replicas)]
 
 
+def _executors(value: object) -> object:
+    return [CHEAPEST] if value == CHEAPEST else value
+
+
 class PlacementTable(Exact):
     """Where workers may be brought up for the run. Without it, on hosts that have joined."""
 
-    executors: list[Name] = Field(
+    executors: Annotated[
+        list[Name],
+        BeforeValidator(_executors, json_schema_input_type=list[Name] | Literal["cheapest"]),
+    ] = Field(
         default=[],
         max_length=16,
         description=(
-            "Names of executors, tried in this order; `fleet` stands for the hosts that have joined. An"
+            "Names of executors, tried in this order; `fleet` stands for the hosts that have joined, and"
+            ' `cheapest` for all others by what the run would cost there: `"cheapest"` alone will do. An'
             " operator adds executors with `corral executors add`."
+        ),
+    )
+    forecast_s: dict[Annotated[str, Field(max_length=64)], Annotated[float, Field(gt=0, le=1e9)]] = Field(
+        default={},
+        max_length=256,
+        description=(
+            "How long the run takes on which GPU, in seconds; filled in from the forecast of a training run"
+            " that asks for the cheapest."
         ),
     )
 
@@ -82,7 +100,7 @@ class Resources(Exact):
     gpu: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
         default=[],
         max_length=32,
-        description='Models, any of which will do; part of the name is enough: `["H100", "A100"]`.',
+        description='Models, any of which will do; words of the name are enough: `["H100", "A100"]`.',
     )
     min_vram: Size | None = Field(None, ge=0, le=1 << 50, description="Memory of each GPU.")
     share_gpu: bool = Field(

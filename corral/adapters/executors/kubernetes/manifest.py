@@ -47,8 +47,9 @@ def _job_spec(order: LaunchOrder, options: KubernetesOptions, gpu_models: tuple[
         "suspend": True,
         # Each rank fails for itself, and is named by status.failedIndexes.
         "backoffLimitPerIndex": options.restarts,
-        # The rank that makes it one too many ends all the others.
-        "maxFailedIndexes": order.ranks - min(order.min_ranks, order.ranks),
+        # In a gang that must be whole the first rank that fails ends all the others. An elastic one goes on
+        # with those that are left: Corral brings up others instead, and knows when there are too few.
+        "maxFailedIndexes": order.ranks if order.min_ranks < order.ranks else 0,
         # Whoever is preempted, drained or on a node that goes did nothing wrong, and is placed again.
         "podFailurePolicy": {
             "rules": [

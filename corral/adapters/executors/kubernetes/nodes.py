@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from corral.adapters.executors.kubernetes.options import KubernetesOptions
 from corral.adapters.executors.kubernetes.pod_template import ARCHITECTURES, memory_bytes
 from corral.adapters.executors.kubernetes.quantities import parse_quantity
-from corral.domain.hosts.capability import Requirements, gib
+from corral.domain.hosts.capability import Requirements, gib, is_called
 from corral.domain.placements.orders import Capacity
 
 Json = dict[str, Any]
@@ -61,7 +61,7 @@ def models_named(
 ) -> tuple[str, ...]:
     """The labels of nodes' GPUs that a run's names mean: `H100` is in `NVIDIA-H100-80GB-HBM3`."""
     known = {one.gpu for one in shapes if one.gpu} | {*options.gpu_models}
-    return tuple(sorted(model for model in known if any(name.lower() in model.lower() for name in wanted)))
+    return tuple(sorted(model for model in known if is_called(model, wanted)))
 
 
 def need_refusals(need: Requirements, options: KubernetesOptions) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
-
-from corral.domain.errors import FieldError, InvalidInput
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 MIB = 1 << 20
 # Sandboxes that hand no GPU on unless they are set up for it.
 _PASSES_GPUS_ON = "nvidia"
+_NEVER_NEGATIVE = ("cpu", "memory_bytes", "worker_memory_bytes", "restarts", "keep_s", "user", "shm_bytes")
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class ExtraVolume:
     mount_path: str
     source: Mapping[str, Any]
     read_only: bool = False
+    # For whoever reads it from a file: a name that is misspelt is no option that was left out.
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,13 @@ class KubernetesOptions:
     # Asks autoscalers not to move the pods.
     do_not_disrupt: bool = True
 
+    def __post_init__(self) -> None:
+        if self.user == 0:
+            raise ValueError("user is 0, which is root; workers never run as root")
+        for name in _NEVER_NEGATIVE:
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+
     @property
     def passes_gpus_on(self) -> bool:
         if self.runtime_class is None:
@@ -81,114 +89,3 @@ class KubernetesOptions:
         if self.runtime_class_gpus is not None:
             return self.runtime_class_gpus
         return self.runtime_class.startswith(_PASSES_GPUS_ON)
-
-
-def options_from(given: Mapping[str, object]) -> KubernetesOptions:
-    """What was written in a file or on a command line; InvalidInput names each field that is wrong."""
-    known = {one.name: str(one.type) for one in fields(KubernetesOptions)}
-    faults: list[FieldError] = []
-    read: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            faults.append(FieldError(name, f"is not an option; there are {', '.join(known)}"))
-            continue
-        if value is None:
-            continue
-        try:
-            read[name] = _READERS[known[name].removesuffix(" | None")](value)
-        except (TypeError, ValueError, KeyError) as error:
-            faults.append(FieldError(name, f"is {value!r}; {_words(error)}"))
-    faults += _bounds(read)
-    if faults:
-        said = "; ".join(map(str, faults))
-        hint = "docs/howto/kubernetes.md has all options with an example."
-        raise InvalidInput(
-            f"the options of the Kubernetes executor are wrong: {said}", hint=hint, fields=faults
-        )
-    return KubernetesOptions(**read)
-
-
-def _words(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def _bounds(read: Mapping[str, Any]) -> list[FieldError]:
-    found = []
-    if read.get("user", 1) == 0:
-        found.append(FieldError("user", "is 0, which is root; workers never run as root"))
-    for name in ("cpu", "memory_bytes", "worker_memory_bytes", "restarts", "keep_s", "user", "shm_bytes"):
-        if read.get(name, 0) < 0:
-            found.append(FieldError(name, f"is {read[name]}; it must not be negative"))
-    return found
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError("a text is expected")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("true or false is expected")
-    return value
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("a whole number is expected")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("a number is expected")
-    return float(value)
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(_text(one) for one in _list(value))
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list | tuple):
-        raise TypeError("a list is expected")
-    return list(value)
-
-
-def _table(value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError("a table is expected")
-    return dict(value)
-
-
-def _strings(value: object) -> dict[str, str]:
-    return {key: _text(one) for key, one in _table(value).items()}
-
-
-def _volume(value: object) -> ExtraVolume:
-    given = _table(value)
-    unknown = sorted(set(given) - {"name", "mount_path", "source", "read_only"})
-    if unknown:
-        raise ValueError(f"a volume has no {', '.join(unknown)}")
-    return ExtraVolume(
-        _text(given["name"]),
-        _text(given["mount_path"]),
-        _table(given["source"]),
-        _flag(given.get("read_only", False)),
-    )
-
-
-_READERS: Mapping[str, Callable[[object], Any]] = {
-    "str": _text,
-    "bool": _flag,
-    "int": _whole,
-    "float": _number,
-    "tuple[str, ...]": _texts,
-    "Mapping[str, str]": _strings,
-    "Mapping[str, Mapping[str, str]]": lambda value: {
-        key: _strings(one) for key, one in _table(value).items()
-    },
-    "tuple[Mapping[str, Any], ...]": lambda value: tuple(_table(one) for one in _list(value)),
-    "tuple[ExtraVolume, ...]": lambda value: tuple(_volume(one) for one in _list(value)),
-}

@@ -18,6 +18,8 @@ from corral.ports.executor import ExecutorUnreachable
 # A driver is replaced after that, so that nothing of it grows for ever.
 _KEPT_S = 3600.0
 _LAST_WORDS_BYTES = 2000
+# Whoever waits for an answer of a driver that was killed gives the lock back at once.
+_CLOSE_S = 1.0
 
 
 class RayApi:
@@ -25,6 +27,7 @@ class RayApi:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._driver: _DriverProcess | None = None
+        self._closed = False
 
     def call(self, doing: str, request: dict[str, Any]) -> Any:
         if not self._lock.acquire(timeout=self._cluster.timeout_s):
@@ -46,15 +49,26 @@ class RayApi:
         return reply["result"]
 
     def close(self) -> None:
-        with self._lock:
-            self._end()
+        """Also while somebody waits for an answer: they hear that the driver has ended."""
+        self._closed = True
+        if (driver := self._driver) is not None:
+            driver.kill()
+        if self._lock.acquire(timeout=_CLOSE_S):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
 
     def _connected(self, deadline: float) -> _DriverProcess:
+        if self._closed:
+            raise ExecutorUnreachable("it is closed")
         if self._driver is not None and not self._driver.is_usable():
             self._end()
         if self._driver is None:
             self._driver = _DriverProcess(self._cluster)
-            place = {"address": self._cluster.address, "node_ip": self._cluster.node_ip}
+            place: dict[str, Any] = {"address": self._cluster.address, "node_ip": self._cluster.node_ip}
+            # Not in an argument, which everybody on this machine could read.
+            place |= {"environ": dict(self._cluster.environ)}
             reply = self._driver.ask({"do": "connect", **place}, deadline)
             if "error" in reply:
                 raise ExecutorUnreachable(
@@ -75,8 +89,7 @@ class _DriverProcess:
         self._read = b""
         try:
             self._process = subprocess.Popen(
-                # By `env`, beside what the server has: only settings read that.
-                ["env", *(f"{name}={value}" for name, value in cluster.environ.items()), *cluster.driver],
+                cluster.driver,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -119,11 +132,14 @@ class _DriverProcess:
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def end(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         # Nothing is lost: what it began goes on in the cluster, and can be asked for again.
-        self._process.kill()
+        self.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             try:

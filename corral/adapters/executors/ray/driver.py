@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import sys
 from typing import Any, TextIO
 
 PACKAGE = "corral.adapters.executors.ray"
+_REACH_S = 5.0
 
 
 def main() -> None:
@@ -34,9 +36,11 @@ def main() -> None:
 
 
 def _connect(request: dict[str, Any]) -> Any:
+    os.environ.update(request.get("environ", {}))
     # Not at the top: who has no Ray must be told so in a reply.
     ray = importlib.import_module("ray")
     cloudpickle = importlib.import_module("ray.cloudpickle")
+    _reach(request["address"])
     options = {"_node_ip_address": request["node_ip"]} if request.get("node_ip") else {}
     ray.init(
         address=request["address"],
@@ -48,6 +52,13 @@ def _connect(request: dict[str, Any]) -> Any:
     # The nodes need not have this version of Corral, or any, in the Python that Ray runs in.
     cloudpickle.register_pickle_by_value(importlib.import_module(PACKAGE))
     return importlib.import_module(f"{PACKAGE}.operations").OPERATIONS
+
+
+def _reach(address: str) -> None:
+    """Ray itself asks for minutes at an address where nobody listens, and does not say why."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
 def _reply(replies: TextIO, message: dict[str, Any]) -> None:

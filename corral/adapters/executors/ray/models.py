@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from corral.domain.hosts.capability import Requirements, gib
+from corral.domain.hosts.capability import Requirements, gib, is_called
 from corral.domain.placements.orders import (
     Capacity,
     LaunchOrder,
@@ -95,7 +95,7 @@ class RayNode:
         return math.floor(min(have[name] / amount for name, amount in asked.items()))
 
     def is_named(self, names: Sequence[str]) -> bool:
-        return not names or (self.gpu is not None and any(name.lower() in self.gpu.lower() for name in names))
+        return not names or (self.gpu is not None and is_called(self.gpu, names))
 
 
 def bundle(need: Requirements, cpus: float) -> dict[str, float]:

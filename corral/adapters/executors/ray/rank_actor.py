@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -81,7 +82,7 @@ class RankActor:
         return payload
 
     def _run(self, payload: dict[str, Any]) -> dict[str, Any]:
-        folder = Path(tempfile.mkdtemp(prefix="corral-rank-"))
+        folder = Path(tempfile.mkdtemp(prefix="rank-", dir=shared_folder()))
         order = {
             "argv": payload["command"],
             "cwd": str(folder),
@@ -174,6 +175,17 @@ class RankActor:
         except ValueError:
             return True
         return False
+
+
+def shared_folder() -> Path:
+    """Where placed workers of this user have their homes, which their runs do not see: as `worker/placed.py`,
+    which need not be here, has it."""
+    folder = Path(tempfile.gettempdir()) / f"corral-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not this user's alone")
+    return folder
 
 
 def outcome_of(message: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,11 @@ class SlurmOptions:
     # How long the folder of a launch that has ended is kept.
     keep_days: int = 30
 
+    def __post_init__(self) -> None:
+        if not self.folder.startswith("/") or ":" in self.folder:
+            # Workers are told to hide it from runs, in a list with colons between.
+            raise ValueError("the folder is a whole path, without a colon")
+
 
 class SlurmHandle(NamedTuple):
     """The number of a job and the key of its order: Slurm uses numbers again, and another's job that has

@@ -28,6 +28,11 @@ REFUSED = 3
 # What srun tells of tasks, and what the script tells of itself.
 _TOLD = "^corral: |_task_start|launching StepId|exit notification|: tasks* [0-9]|aborted|termination|error:"
 _LEAST_MB = 1
+# Where runs are not isolated, they may lay links and pipes there: neither is followed or waited for.
+_IS_PLAIN = '[ -f "$file" ] && [ ! -L "$file" ]'
+_MOST_TOLD_BYTES = 32 << 20
+# Through what lies there a run could submit jobs of its own, which nothing keeps from other runs' tokens.
+_SOCKETS = "/run/munge:/run/slurm:/run/slurmctld:/run/slurmd"
 # What a job gets of the environment of whoever submits it. That may hold secrets.
 _EXPORTED = "PATH,HOME,USER,LOGNAME,SHELL,LANG"
 
@@ -105,6 +110,8 @@ def rank_script(order: LaunchOrder) -> str:
     return f"""\
 export {TOKENS}="$PWD/tokens"
 export {RANK}="${{SLURM_ARRAY_TASK_ID:-$SLURM_PROCID}}"
+# The tokens of all launches lie there.
+export CORRAL_HIDE="${{PWD%/*}}:{_SOCKETS}${{CORRAL_HIDE:+:$CORRAL_HIDE}}"
 # What Slurm itself says of the step goes elsewhere, and is not to be mistaken for a worker's words.
 exec >>"rank-${RANK}.out" 2>&1
 {exports}exec {_joined(order.command)}
@@ -172,7 +179,11 @@ queue=$(squeue --me --states=all --array --noheader --Format={quoted(_QUEUE)}) |
 printf '%s\\n' "$queue" | grep '|corral[.]'
 cd {root} 2>/dev/null || return 0
 echo "{STEPS_MARK}"
-grep -sHE {quoted(_TOLD)} {files}
+set --
+for file in {files}; do
+  {_IS_PLAIN} && set -- "$@" "$file"
+done
+[ $# = 0 ] || grep -sHE {quoted(_TOLD)} "$@" | head -c {_MOST_TOLD_BYTES}
 echo "{HISTORY_MARK}"
 known=" $(printf '%s\\n' "$queue" | cut -d'|' -f1 | tr -s ' \\n' '  ') "
 missing=
@@ -220,7 +231,7 @@ def logs_script(options: SlurmOptions, handle: SlurmHandle, rank: int, most_byte
 logs() {{
 cd {folder} 2>/dev/null || return 0
 for file in rank-{rank}.out step-{rank} step job.out; do
-  [ -s "$file" ] && tail -c {most_bytes} "$file" && return 0
+  [ -s "$file" ] && {_IS_PLAIN} && tail -c {most_bytes} "$file" && return 0
 done
 return 0
 }}

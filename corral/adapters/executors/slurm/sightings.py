@@ -28,6 +28,8 @@ _CAUSES: Mapping[str, SightCause] = {
 }
 _NO_REASON = frozenset({"", "None", "Priority", "BeginTime"})
 _OUT_OF_MEMORY = "Out Of Memory"
+# Of a rank, or of how many there are: what a job wrote down itself is not believed beyond that.
+_LONGEST_NUMBER = 6
 
 
 def sighting(
@@ -51,7 +53,7 @@ def sighting(
 def _size(told: Sequence[str], jobs: Iterable[int | None], steps: Mapping[int | None, StepRecord]) -> int:
     """How many ranks were ordered; as many as are known of, where the note of it is gone."""
     number = "".join(told).removeprefix(f"{RANKS_WORD} ").strip()
-    if number.isdigit():
+    if number.isdecimal() and len(number) < _LONGEST_NUMBER:
         return int(number)
     tasks = [task for step in steps.values() for task in step.nodes]
     return max([1, *(task + 1 for task in tasks), *(index + 1 for index in [*jobs, *steps] if index)])
@@ -130,4 +132,4 @@ def _words(job: QueuedJob) -> str:
 def _index(file: str) -> int | None:
     """`step-3` is of the fourth job of an array."""
     _, _, number = file.partition("-")
-    return int(number) if number.isdigit() else None
+    return int(number) if number.isdecimal() and len(number) < _LONGEST_NUMBER else None

@@ -14,14 +14,17 @@ from collections.abc import Mapping, Sequence
 from corral.adapters.executors.slurm import scripts
 from corral.adapters.executors.slurm.models import StepRecord, TaskEnd
 
-_SENT = re.compile(r"launching StepId=\S+ on host (\S+), \d+ tasks: \[?([\d,-]+)\]?")
+# A job writes these lines where its run may write too: whatever stands there, the reading of it is bounded.
+_NUMBERS = r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*"
+_MOST_TASKS = 100_000
+_SENT = re.compile(rf"launching StepId=\S+ on host (\S+), \d+ tasks: \[?({_NUMBERS})\]?(?![\d-])")
 _STARTED = re.compile(r"_task_start: Node (\S+), \d+ tasks started")
-_STATUS = re.compile(r"exit notification for \d+ tasks? .*\(status=0x([0-9a-fA-F]+)\)")
-_ENDED = re.compile(r"^srun: .*?\S+: tasks? \[?([\d,-]+)\]?: (.+)$")
+_STATUS = re.compile(r"exit notification for \d+ tasks? .*\(status=0x([0-9a-fA-F]{1,6})\)")
+_ENDED = re.compile(rf"^srun: .*?\S+: tasks? \[?({_NUMBERS})\]?: (.+)$")
 _ASKED = re.compile(r"Job step aborted|forcing job termination|[Ff]orce [Tt]erminated job")
 _COMPLAINT = re.compile(r"^srun: error: (.+)$")
 # In front of what slurmstepd says stands the number of the first task of its node.
-_NO_MEMORY = re.compile(r"^ *(\d+): slurmstepd.*exceeded memory limit", re.MULTILINE)
+_NO_MEMORY = re.compile(r"^ *(\d{1,6}): slurmstepd.*exceeded memory limit", re.MULTILINE)
 
 
 def read_step(lines: Sequence[str]) -> StepRecord:
@@ -66,7 +69,7 @@ def numbers(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
+        found += range(int(first), int(last or first) + 1)[: _MOST_TASKS - len(found)]
     return found
 
 

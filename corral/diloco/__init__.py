@@ -1,0 +1,7 @@
+"""Replicas that meet only in an object store. Needs of Corral only its errors and its shared files."""
+
+from corral.diloco.loop import OuterLoop, RoundReport
+from corral.diloco.round_store import StoreError
+from corral.diloco.rounds import NotFinite, ReplicaReplaced
+
+__all__ = ["NotFinite", "OuterLoop", "ReplicaReplaced", "RoundReport", "StoreError"]

@@ -1,0 +1,238 @@
+"""DiLoCo around a training loop of one's own: `step()` after each inner step, in any framework."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from corral.diloco.codec import Compression, Vector
+from corral.diloco.outer import OuterOptimizer
+from corral.diloco.records import Commit
+from corral.diloco.round_store import RoundStore, StoreError
+from corral.diloco.rounds import Fate, Outcome, Point, RoundRules, Rounds
+from corral.diloco.store import check_store, open_store
+from corral.durations import parse_duration
+
+# A tensor of torch or an array of numpy.
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One round of one fragment, as this replica saw it. For `waited_s` its training stood still."""
+
+    fragment: int
+    round: int
+    members: Mapping[str, int]
+    fate: Fate
+    tokens: int
+    waited_s: float
+
+
+@dataclass
+class _Fragment:
+    """Some of the parameters, which are synchronised together: `at` is the inner step of a cycle after which
+    they are."""
+
+    number: int
+    names: list[str]
+    at: int
+    rounds: Rounds
+    commit: Commit
+    weights: Vector
+    error: Vector
+    tokens: int = 0
+    pending: _Pending | None = None
+
+
+@dataclass
+class _Pending:
+    """A round that goes on beside the training."""
+
+    tokens: int
+    steps_left: int
+    thread: threading.Thread | None = None
+    outcome: Outcome | None = None
+    problem: BaseException | None = None
+
+
+class OuterLoop:
+    """Replicas train apart for `inner_steps` and then meet in the store; nothing else joins them.
+
+    The parameters are changed in place. With `fragments` they are synchronised a part at a time, spread over
+    the inner steps. With `delay` a round goes on for so many further steps beside the training; when it
+    is taken over, `blend` is the share of the replica's own weights that remains in them.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        store: str | RoundStore,
+        run: str,
+        replica: str | int,
+        inner_steps: int = 100,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        quorum: int = 1,
+        grace: str | float = "30s",
+        compress: Compression = "none",
+        fragments: int = 1,
+        delay: int = 0,
+        blend: float = 0.0,
+        poll_s: float = 1.0,
+        reached: Callable[[Point], None] = lambda point: None,
+    ) -> None:
+        if not 1 <= fragments <= min(inner_steps, len(params)):
+            raise StoreError(
+                f"{fragments} fragments of {len(params)} parameters over {inner_steps} inner steps",
+                hint="Take at least one fragment, and no more than there are parameters or inner steps.",
+            )
+        if not 0 <= delay < max(1, inner_steps):
+            raise StoreError(
+                f"delay = {delay} with {inner_steps} inner steps",
+                hint="A round must be over before the next of the same fragment begins: delay < inner_steps.",
+            )
+        self._params, self._inner_steps, self._delay = params, inner_steps, delay
+        self._blend = np.float32(blend)
+        self._steps = 0
+        rules = RoundRules(
+            quorum=quorum,
+            grace_s=parse_duration(grace) if isinstance(grace, str) else grace,
+            compression=compress,
+            outer=OuterOptimizer(lr, momentum),
+            poll_s=poll_s,
+        )
+        opened = open_store(store) if isinstance(store, str) else store
+        check_store(opened)
+        self._fragments = [
+            self._join(number, names, at, opened, f"{run}/f{number}", str(replica), rules)
+            for number, (names, at) in enumerate(_schedule(sorted(params), fragments, inner_steps))
+        ]
+        for fragment in self._fragments:
+            fragment.rounds.reached = reached
+
+    def _join(
+        self,
+        number: int,
+        names: list[str],
+        at: int,
+        store: RoundStore,
+        prefix: str,
+        replica: str,
+        rules: RoundRules,
+    ) -> _Fragment:
+        own = self._read(names)
+        rounds = Rounds(store, prefix, replica, len(own), rules)
+        commit, weights = rounds.begin(own)
+        self._write(names, weights)
+        return _Fragment(number, names, at, rounds, commit, weights, np.zeros_like(weights))
+
+    @property
+    def rounds(self) -> list[int]:
+        """The last committed round of each fragment."""
+        return [fragment.commit.round for fragment in self._fragments]
+
+    def step(self, tokens: int = 1) -> list[RoundReport]:
+        """After each inner step, with the tokens that it learned from. Tells of the rounds that ended."""
+        self._steps += 1
+        reports = []
+        for fragment in self._fragments:
+            fragment.tokens += tokens
+            if fragment.pending is not None:
+                fragment.pending.steps_left -= 1
+                if fragment.pending.steps_left <= 0:
+                    reports.append(self._finish(fragment))
+            if self._steps % self._inner_steps == fragment.at % self._inner_steps:
+                self._begin(fragment)
+                if not self._delay:
+                    reports.append(self._finish(fragment))
+        return reports
+
+    def close(self) -> list[RoundReport]:
+        """Wait for rounds that are under way, and take them over."""
+        return [self._finish(fragment) for fragment in self._fragments if fragment.pending is not None]
+
+    def _begin(self, fragment: _Fragment) -> None:
+        gradient = fragment.weights - self._read(fragment.names) + fragment.error
+        pending = _Pending(fragment.tokens, self._delay)
+        fragment.tokens, fragment.pending = 0, pending
+
+        def work() -> None:
+            try:
+                pending.outcome = fragment.rounds.run(
+                    fragment.commit, fragment.weights, gradient, pending.tokens
+                )
+            # Whatever it is, it is raised in the thread that trains.
+            except BaseException as error:  # noqa: BLE001
+                pending.problem = error
+
+        pending.thread = threading.Thread(target=work, name="corral-diloco", daemon=True)
+        pending.thread.start()
+
+    def _finish(self, fragment: _Fragment) -> RoundReport:
+        pending, fragment.pending = fragment.pending, None
+        assert pending is not None
+        assert pending.thread is not None
+        began = time.monotonic()
+        pending.thread.join()
+        waited_s = time.monotonic() - began
+        if pending.problem is not None:
+            raise pending.problem
+        assert pending.outcome is not None
+        self._apply(fragment, pending.outcome)
+        commit = pending.outcome.commit
+        return RoundReport(
+            fragment.number, commit.round, commit.members, pending.outcome.fate, pending.tokens, waited_s
+        )
+
+    def _apply(self, fragment: _Fragment, outcome: Outcome) -> None:
+        fragment.commit, fragment.weights, fragment.error = outcome.commit, outcome.weights, outcome.error
+        taken = outcome.weights
+        if self._blend:
+            own = self._read(fragment.names)
+            taken = own * self._blend + outcome.weights * (np.float32(1) - self._blend)
+        self._write(fragment.names, taken)
+
+    # -- parameters -----------------------------------------------------------------------------------
+
+    def _read(self, names: list[str]) -> Vector:
+        return np.concatenate([_numbers(self._params[name]) for name in names])
+
+    def _write(self, names: list[str], vector: Vector) -> None:
+        at = 0
+        for name in names:
+            size = int(np.prod(self._params[name].shape, dtype=np.int64))
+            _put(self._params, name, vector[at : at + size])
+            at += size
+
+
+def _schedule(names: list[str], fragments: int, inner_steps: int) -> list[tuple[list[str], int]]:
+    """Every so-many-th parameter, so that each fragment has some of every depth; spread over the steps."""
+    return [
+        (names[number::fragments], (number + 1) * inner_steps // fragments) for number in range(fragments)
+    ]
+
+
+def _numbers(param: Any) -> Vector:
+    if hasattr(param, "detach"):
+        param = param.detach().float().cpu().numpy()
+    found: Vector = np.asarray(param, np.float32).reshape(-1)
+    return found.copy()
+
+
+def _put(params: Params | MutableMapping[str, Any], name: str, numbers: Vector) -> None:
+    param = params[name]
+    shaped = numbers.reshape(param.shape)
+    if hasattr(param, "detach"):
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            param.copy_(torch.from_numpy(np.ascontiguousarray(shaped)))
+    else:
+        param[...] = shaped
