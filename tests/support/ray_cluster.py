@@ -37,6 +37,8 @@ class LocalRay:
     def __init__(self) -> None:
         # A short path: Ray puts sockets below it, whose names may have 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        # Ray writes the address of its newest cluster into this folder, but does not make it.
+        (self.folder / "ray").mkdir()
         with (self.folder / "errors").open("wb") as errors:
             self._process = self._start(errors)
         try:
@@ -52,7 +54,7 @@ class LocalRay:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, **ENVIRON},
+            env={**os.environ, **ENVIRON, "RAY_TMPDIR": str(self.folder)},
             text=True,
         )
 
