@@ -62,7 +62,6 @@ def served(form: PromptForm, **about: Any) -> Iterator[ModelServer]:
         server.shutdown()
         thread.join()
         server.server_close()
-        model.loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -383,6 +382,19 @@ class _BrokenSampler:
 
     def step(self) -> list[object]:
         raise RuntimeError("the device is gone")
+
+
+def test_a_server_that_ends_hangs_up_on_those_who_still_listen() -> None:
+    with served(PromptForm.CHAT) as ending, another_loop(ending, _EndlessSampler()):
+        connection = socket.create_connection(("127.0.0.1", ending.server_address[1]), timeout=30)
+        body = json.dumps({"model": "tiny", "prompt": "x", "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert connection.recv(20).startswith(b"HTTP/1.1 200")
+
+    with connection:
+        rest = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"the server is stopping" in rest
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -78,7 +78,6 @@ def _listen(model: ServedModel, port: int, token: str, trained: TrainedModel, *,
         server.serve_forever()
     finally:
         server.server_close()
-        model.loop.close()
 
 
 def _token(file: str | None) -> str:

@@ -7,10 +7,9 @@ import json
 import logging
 import select
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,22 +24,26 @@ MAX_BODY_BYTES = 8 << 20
 # A client that neither sends nor reads for so long is hung up on.
 _PATIENCE_S = 60.0
 _MOST_CONNECTIONS = 512
+# For the last words to those whose answer is given up.
+_FAREWELL_S = 5.0
 
 
 class ModelServer(ThreadingHTTPServer):
     """Listens when it is made; `token` is what callers must bring as `Authorization: Bearer`."""
 
-    daemon_threads = True
+    # Threads that are killed at the end of the process may take it down with an error.
+    daemon_threads = False
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], model: ServedModel, token: str) -> None:
         super().__init__(address, _Handler)
         self.model, self.token = model, token
         self.created = int(time.time())
-        self._seats = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._connections: set[socket.socket] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._seats.acquire(blocking=False):
+        if len(self._connections) < _MOST_CONNECTIONS:
+            self._connections.add(request)
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -49,7 +52,23 @@ class ModelServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._seats.release()
+            self._connections.discard(request)
+
+    def server_close(self) -> None:
+        """Give up what is under way, and hang up: on those who do not hear of it within a moment as well."""
+        self.model.loop.close()
+        self._shut(socket.SHUT_RD)
+        deadline = time.monotonic() + _FAREWELL_S
+        while self._connections and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._shut(socket.SHUT_RDWR)
+        super().server_close()
+
+    def _shut(self, how: int) -> None:
+        for connection in list(self._connections):
+            # It may have ended meanwhile.
+            with suppress(OSError):
+                connection.shutdown(how)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.exception("a request ended with an error")
@@ -57,6 +76,7 @@ class ModelServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server_version, sys_version = "corral", ""
     timeout = _PATIENCE_S
     server: ModelServer
 
