@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -67,8 +66,8 @@ class Commit:
     members: Mapping[str, int]
     shards: Sequence[Shard]
     size: int
-    # The digest of the membership that this round had.
-    membership: str = ""
+    # What was summed up: a replica knows by it whether it was counted.
+    payloads: Sequence[str] = ()
 
     @property
     def tokens(self) -> int:
@@ -77,10 +76,6 @@ class Commit:
 
 def dump(record: Any) -> bytes:
     return json.dumps(asdict(record), sort_keys=True, separators=(",", ":")).encode()
-
-
-def digest(membership: Membership) -> str:
-    return hashlib.sha256(dump(membership)).hexdigest()
 
 
 def read_offer(data: bytes, key: str) -> RoundOffer:
@@ -110,7 +105,7 @@ def read_commit(data: bytes, key: str) -> Commit:
     members = said.get("members")
     if not isinstance(members, dict) or not all(_is_count(tokens) for tokens in members.values()):
         raise broken(key, "its members have no counts of tokens")
-    return _made(Commit, key, {**said, "shards": shards})
+    return _made(Commit, key, {**said, "shards": shards, "payloads": _texts(said, "payloads", key)})
 
 
 def broken(key: str, why: str) -> StoreError:

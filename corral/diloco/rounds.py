@@ -180,15 +180,13 @@ class Rounds:
             return self._left_out(number, gradient)
         payload, error = self._offer(number, gradient, tokens)
         membership = self._membership(number, base)
-        if membership is None:
-            return self._left_out(number, gradient)
-        ended = self._end(number, membership, base, weights)
+        ended = self._commit(number) if membership is None else self._end(number, membership, base, weights)
+        assert ended is not None
         self.reached("applying")
         commit, after = self.heal(ended)
         if self.replica == min(commit.members, default=self.replica):
             self._collect(number)
-        offered = any(one.payload == payload for one in membership.offers)
-        counted = offered and ended.membership == records.digest(membership)
+        counted = payload in ended.payloads
         if not counted or commit.round > number:
             self._wait_for_me(commit.round)
         if not counted:
@@ -384,7 +382,8 @@ class Rounds:
             if not missing:
                 members = {one.replica: one.tokens for one in membership.offers}
                 there = tuple(shards[place] for place in wanted)
-                made = Commit(number, members, there, self.size, records.digest(membership))
+                payloads = tuple(one.payload for one in membership.offers)
+                made = Commit(number, members, there, self.size, payloads)
                 self.store.create(self._commit_key(number), records.dump(made))
                 continue
             if self.store.now() - began >= self.rules.grace_s:
