@@ -102,30 +102,26 @@ class Rounds:
         """Take this replica's seat; the newest commit and its weights. The first of all replicas makes its
         own weights the beginning."""
         newest = self.newest()
-        self._take_seat(0 if newest is None else newest.round)
+        self.take_seat(0 if newest is None else newest.round)
         if newest is None:
             start = padded(weights)
             shard = self._write_shard(0, 0, (0, self._cut.pieces), start, np.zeros_like(start))
             self.store.create(self._commit_key(0), records.dump(Commit(0, {}, (shard,), self.size)))
-            newest = self._commit(0)
+            newest = self.commit(0)
         assert newest is not None
         return self.heal(newest)
 
     def newest(self, known: int = 0) -> Commit | None:
         """The last commit; `known` is one that is there."""
-        commit = self._commit(max([known, *self._numbers(f"{self.prefix}/commits")]))
+        commit = self.commit(max([known, *self.numbers(f"{self.prefix}/commits")]))
         # A list may be older than what is read.
-        while commit is not None and (later := self._commit(commit.round + 1)) is not None:
+        while commit is not None and (later := self.commit(commit.round + 1)) is not None:
             commit = later
         return commit
 
     def heal(self, commit: Commit) -> tuple[Commit, Vector]:
         """The weights of a commit, or of a newer one where its objects are gone by now."""
         while True:
-            if commit.size != self.size:
-                raise OtherSize(
-                    f"the run in {self.prefix} trains {commit.size} weights, this replica {self.size}"
-                )
             try:
                 return commit, self.weights(commit)
             except Missing:
@@ -135,12 +131,16 @@ class Rounds:
                 commit = newest
 
     def weights(self, commit: Commit) -> Vector:
+        if commit.size != self.size:
+            raise OtherSize(
+                f"the run in {self.prefix} trains {commit.size} weights, this replica {self.size}"
+            )
         return self._state(commit, "weights")[: self.size]
 
     def momentum(self, commit: Commit) -> Vector:
         return self._state(commit, "momentum")[: self.size]
 
-    def _take_seat(self, since: int) -> None:
+    def take_seat(self, since: int) -> None:
         """From whoever has it: of two processes that are the same replica, the one that came last goes on."""
         if "/" in self.replica:
             raise StoreError(f"{self.replica!r} is no name of a replica", hint="Leave out the slash.")
@@ -155,7 +155,7 @@ class Rounds:
         if seat is not None and seat.incarnation != self.incarnation:
             raise ReplicaReplaced(f"another process is replica {self.replica} of {self.prefix} by now")
 
-    def _wait_for_me(self, since: int) -> None:
+    def wait_for_me(self, since: int) -> None:
         """The next round expects this replica, as if it had come now: or it would be left out for ever."""
         key = self._seat_key(self.replica)
         while (found := self.store.get(key)) is not None:
@@ -175,30 +175,33 @@ class Rounds:
         before them, and `tokens` how many it learned from. Where the others have gone on without it, what
         it learned since is dropped."""
         number = base.round + 1
-        self._check_seat()
-        if self._commit(number) is not None:
-            return self._left_out(number, gradient)
-        payload, error = self._offer(number, gradient, tokens)
-        membership = self._membership(number, base)
-        ended = self._commit(number) if membership is None else self._end(number, membership, base, weights)
-        assert ended is not None
+        ended, error = self.take_part(base, weights, gradient, tokens)
+        newest = ended if error is not None else self.newest(number)
+        assert newest is not None
         self.reached("applying")
-        commit, after = self.heal(ended)
+        commit, after = self.heal(newest)
         if self.replica == min(commit.members, default=self.replica):
-            self._collect(number)
-        counted = payload in ended.payloads
-        if not counted or commit.round > number:
-            self._wait_for_me(commit.round)
-        if not counted:
+            self.collect(number)
+        if error is None or commit.round > number:
+            self.wait_for_me(commit.round)
+        if error is None:
             return Outcome(commit, after, "late", np.zeros_like(gradient), commit)
         return Outcome(commit, after, "committed", error, ended)
 
-    def _left_out(self, number: int, gradient: Vector) -> Outcome:
-        newest = self.newest(number)
-        assert newest is not None
-        commit, weights = self.heal(newest)
-        self._wait_for_me(commit.round)
-        return Outcome(commit, weights, "late", np.zeros_like(gradient), commit)
+    def take_part(
+        self, base: Commit, weights: Vector, gradient: Vector, tokens: int
+    ) -> tuple[Commit, Vector | None]:
+        """The commit of the round after `base`, and what compression left out; None if this replica's
+        gradient is not counted in it."""
+        number = base.round + 1
+        self._check_seat()
+        if (ended := self.commit(number)) is not None:
+            return ended, None
+        payload, error = self._offer(number, gradient, tokens)
+        membership = self._membership(number, base)
+        ended = self.commit(number) if membership is None else self._end(number, membership, base, weights)
+        assert ended is not None
+        return ended, error if payload in ended.payloads else None
 
     def _end(self, number: int, membership: Membership, base: Commit, weights: Vector) -> Commit:
         """Do this replica's part of the round, and wait for the rest."""
@@ -210,7 +213,7 @@ class Rounds:
             return self._conclude(number, membership, base, weights)
         except Missing:
             # The others have gone on meanwhile, and removed what the round was made of.
-            if (commit := self._commit(number)) is None:
+            if (commit := self.commit(number)) is None:
                 raise
             return commit
 
@@ -247,7 +250,7 @@ class Rounds:
                 for offer in membership.offers:
                     self._check_offer(offer, number, key)
                 return membership
-            if self._commit(number) is not None:
+            if self.commit(number) is not None:
                 return None
             if (offers := self._ready(number, base)) is not None:
                 self.store.create(key, records.dump(Membership(offers)))
@@ -373,9 +376,9 @@ class Rounds:
         wanted = [place for place, (first, last) in enumerate(stretches) if first < last]
         shards: dict[int, Shard] = {}
         for tries in itertools.count():
-            if (commit := self._commit(number)) is not None:
+            if (commit := self.commit(number)) is not None:
                 return commit
-            for place in self._numbers(f"{self._round(number)}/shards"):
+            for place in self.numbers(f"{self._round(number)}/shards"):
                 if place in wanted and place not in shards:
                     shards |= self._record(number, place, stretches[place])
             missing = [place for place in wanted if place not in shards]
@@ -403,21 +406,22 @@ class Rounds:
             raise records.broken(key, f"pieces {shard.first} to {shard.last} in {shard.key[:80]!r}")
         return {place: shard}
 
-    def _collect(self, number: int) -> None:
+    def collect(self, number: int) -> None:
         """Remove the objects of rounds that nobody reads any more; the commits themselves stay."""
         before = f"{self._round(max(0, number - self.rules.keep))}/"
         for one in list(self.store.list(f"{self.prefix}/rounds")):
             if one.key < before:
                 self.store.delete(one.key)
 
-    def _numbers(self, folder: str) -> list[int]:
+    def numbers(self, folder: str) -> list[int]:
         """Those that the objects below it have as names."""
         names = (one.key.removeprefix(f"{folder}/").removesuffix(".json") for one in self.store.list(folder))
         return [int(name) for name in names if name.isascii() and name.isdigit()]
 
     # -- keys -----------------------------------------------------------------------------------------
 
-    def _commit(self, number: int) -> Commit | None:
+    def commit(self, number: int) -> Commit | None:
+        """None if that round has not happened."""
         key = self._commit_key(number)
         if (found := self.store.get(key)) is None:
             return None

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from corral.diloco import blocks, records
 from corral.diloco.blocks import Corrupt, Missing
-from corral.diloco.codec import Codec
+from corral.diloco.codec import BLOCK, Codec, Compression
 from corral.diloco.folder_store import FolderStore
 from corral.diloco.loop import OuterLoop
 from corral.diloco.outer import OuterOptimizer
@@ -326,7 +326,7 @@ def test_tokens_of_zero_weigh_nothing_and_alike_where_all_are_zero(tmp_path: Pat
 def test_a_payload_that_holds_no_numbers_is_named(three: list[Replica], tmp_path: Path, bad: float) -> None:
     """DL-D36: its digests are right, since who wrote it is not one of ours."""
     spoilt = hasty(*three)[0].rounds
-    gradient = np.zeros(SIZE + (-SIZE % blocks.BLOCK), np.float32)
+    gradient = np.zeros(SIZE + (-SIZE % BLOCK), np.float32)
     gradient[5] = bad
     data, cut = Codec("none").encode(gradient), blocks.Cut.of(SIZE)
     key = "run/rounds/00000001/payloads/0-x.safetensors"
@@ -354,7 +354,7 @@ def test_numbers_that_compression_or_the_sum_cannot_hold_are_named(tmp_path: Pat
 
 def test_replicas_may_compress_in_different_ways(tmp_path: Path) -> None:
     """Each payload says what it is."""
-    kinds = ("none", "bf16", "int8", "int4")
+    kinds: list[Compression] = ["none", "bf16", "int8", "int4"]
     four = [Replica(tmp_path, str(n), replace(AVERAGE, compression=kind)) for n, kind in enumerate(kinds)]
     found = a_round(four)
     assert same(*(one.weights for one in found))

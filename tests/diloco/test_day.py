@@ -12,7 +12,7 @@ from support.faulty_s3 import Fault, faulty
 from support.seaweed import seaweed
 
 from diloco.accounts import check, last_weights, ran
-from diloco.day_for_tests import KINDS, tape
+from diloco.day_for_tests import KINDS, Event, tape
 from diloco.replica_for_tests import NOISE, REPLACED, Place, Plan, loss, model
 
 SEED = int(os.environ["CORRAL_DILOCO_SEED"])
@@ -53,7 +53,7 @@ def test_a_seed_gives_one_tape_and_another_seed_another() -> None:
     assert {one.kind for one in tape(SEED, 1000)} == set(KINDS)
 
 
-def through(place: Place, *, rounds: int, events: list[tuple[object, ...]]) -> float:
+def through(place: Place, *, rounds: int, events: list[Event]) -> float:
     plan = Plan(rounds=rounds, quorum=2, grace_s=0.3, seed=SEED, poll_s=0.2 if place.endpoint else 0.02)
     ends = ran("day_for_tests", place, plan, events=events)
     assert set(ends.values()) <= {0, REPLACED, -signal.SIGKILL, -signal.SIGTERM}
