@@ -26,7 +26,7 @@ help:
 	@echo "make test        all checks and all tests; starts what it needs and leaves nothing running"
 	@echo "make test-fast   unit and contract tests on SQLite, in less than a minute"
 	@echo "make test-kubernetes KUBECONFIG=...   the Kubernetes executor on a cluster of your own, in a namespace that is made for it"
-	@echo "make soak        an hour of random tests: models of the server, kills, bad networks; prints its seeds"
+	@echo "make soak        an hour of random tests: models of the server, kills, bad networks, replicas; prints its seeds"
 	@echo "make check       format, lint, types, import contracts"
 	@echo "make bench       measure, and write bench/results"
 	@echo "make docs        build the documentation into site/"
@@ -56,7 +56,7 @@ test-kubernetes: $(STAMPS)/test
 	@CORRAL_TEST_KUBECONFIG="$(KUBECONFIG)" $(TESTS) tests/contract/test_kubernetes_any_cluster.py
 
 soak: $(STAMPS)/test
-	@CORRAL_MODEL_PROFILE=long CORRAL_CHAOS_S=3000 $(TESTS) tests/model tests/chaos tests/fleet tests/api/test_openapi.py tests/engine/test_learns.py
+	@CORRAL_MODEL_PROFILE=long CORRAL_CHAOS_S=3000 CORRAL_DILOCO_LONG=1 $(TESTS) tests/model tests/chaos tests/fleet tests/diloco tests/api/test_openapi.py tests/engine/test_learns.py
 
 bench: $(STAMPS)/test
 	@$(BIN)/python -m bench all

@@ -20,7 +20,7 @@ from support.slowest_files import pytest_runtest_logreport, pytest_terminal_summ
 __all__ = ["pytest_runtest_logreport", "pytest_terminal_summary"]
 
 # Drawn once for all processes of a session, printed at its end, and given again to replay it.
-for _name in ("CORRAL_CHAOS_SEED", "CORRAL_FLEET_SEED", "CORRAL_MODEL_SEED"):
+for _name in ("CORRAL_CHAOS_SEED", "CORRAL_DILOCO_SEED", "CORRAL_FLEET_SEED", "CORRAL_MODEL_SEED"):
     os.environ.setdefault(_name, str(random.SystemRandom().randrange(1_000_000)))
 
 # Two processes with two threads each fight for two cores, and are far slower; set before torch is loaded.

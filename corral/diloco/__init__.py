@@ -3,5 +3,6 @@
 from corral.diloco.loop import OuterLoop, RoundReport
 from corral.diloco.round_store import StoreError
 from corral.diloco.rounds import NotFinite, ReplicaReplaced
+from corral.diloco.torchft import Manager
 
-__all__ = ["NotFinite", "OuterLoop", "ReplicaReplaced", "RoundReport", "StoreError"]
+__all__ = ["Manager", "NotFinite", "OuterLoop", "ReplicaReplaced", "RoundReport", "StoreError"]

@@ -187,7 +187,7 @@ class OuterLoop:
             raise pending.problem
         assert pending.outcome is not None
         self._apply(fragment, pending.outcome)
-        commit = pending.outcome.commit
+        commit = pending.outcome.ended
         return RoundReport(
             fragment.number, commit.round, commit.members, pending.outcome.fate, pending.tokens, waited_s
         )

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from corral.diloco.round_store import StoreError
 
 R = TypeVar("R")
+# A membership of a thousand replicas has half of it.
+_LARGEST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class RoundOffer:
     replica: str
     incarnation: str
     tokens: int
+    # Of the vector.
+    size: int
     payload: str
     compression: str
     # Where the blocks begin in the object.
@@ -62,6 +66,8 @@ class Commit:
     members: Mapping[str, int]
     shards: Sequence[Shard]
     size: int
+    # What was summed up: a replica knows by it whether it was counted.
+    payloads: Sequence[str] = ()
 
     @property
     def tokens(self) -> int:
@@ -73,8 +79,7 @@ def dump(record: Any) -> bytes:
 
 
 def read_offer(data: bytes, key: str) -> RoundOffer:
-    said = _table(data, key)
-    return _made(RoundOffer, key, {**said, "pieces": tuple(said.get("pieces", ()))})
+    return _offer(_table(data, key), key)
 
 
 def read_seat(data: bytes, key: str) -> ReplicaSeat:
@@ -83,7 +88,10 @@ def read_seat(data: bytes, key: str) -> ReplicaSeat:
 
 def read_membership(data: bytes, key: str) -> Membership:
     said = _table(data, key)
-    offers = tuple(read_offer(json.dumps(one).encode(), key) for one in said.get("offers", ()))
+    offers = tuple(_offer(one, key) for one in _tables(said, "offers", key))
+    names = [one.replica for one in offers]
+    if not names or len(set(names)) != len(names):
+        raise broken(key, f"the members are {names}")
     return _made(Membership, key, {**said, "offers": offers})
 
 
@@ -93,41 +101,74 @@ def read_shard(data: bytes, key: str) -> Shard:
 
 def read_commit(data: bytes, key: str) -> Commit:
     said = _table(data, key)
-    shards = tuple(_shard(one, key) for one in said.get("shards", ()))
-    return _made(Commit, key, {**said, "shards": shards})
+    shards = tuple(_shard(one, key) for one in _tables(said, "shards", key))
+    members = said.get("members")
+    if not isinstance(members, dict) or not all(_is_count(tokens) for tokens in members.values()):
+        raise broken(key, "its members have no counts of tokens")
+    return _made(Commit, key, {**said, "shards": shards, "payloads": _texts(said, "payloads", key)})
+
+
+def broken(key: str, why: str) -> StoreError:
+    return StoreError(
+        f"{key} is not what Corral wrote there: {why}",
+        hint="Something else writes to this store; give the run a prefix of its own.",
+    )
+
+
+def _offer(said: Mapping[str, Any], key: str) -> RoundOffer:
+    return _made(RoundOffer, key, {**said, "pieces": _texts(said, "pieces", key)})
 
 
 def _shard(said: Mapping[str, Any], key: str) -> Shard:
-    digests = {name: tuple(said.get(name, ())) for name in ("weights", "momentum")}
-    return _made(Shard, key, {**said, **digests})
+    return _made(Shard, key, {**said, **{name: _texts(said, name, key) for name in ("weights", "momentum")}})
 
 
 def _table(data: bytes, key: str) -> dict[str, Any]:
+    if len(data) > _LARGEST_BYTES:
+        raise broken(key, f"it has {len(data)} bytes")
     try:
         said = json.loads(data)
-    except ValueError:
-        raise _broken(key, "is not JSON") from None
+    except (ValueError, RecursionError):
+        raise broken(key, "is not JSON") from None
     if not isinstance(said, dict):
-        raise _broken(key, "is not a table")
+        raise broken(key, "is not a table")
     return said
+
+
+def _tables(said: Mapping[str, Any], name: str, key: str) -> list[dict[str, Any]]:
+    found = said.get(name)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise broken(key, f"{name} is no list of tables")
+    return found
+
+
+def _texts(said: Mapping[str, Any], name: str, key: str) -> tuple[str, ...]:
+    found = said.get(name)
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise broken(key, f"{name} is no list of texts")
+    return tuple(found)
 
 
 def _made(kind: type[R], key: str, said: Mapping[str, Any]) -> R:
     try:
         made = kind(**said)
     except TypeError as error:
-        raise _broken(key, str(error)) from None
+        raise broken(key, str(error)) from None
     for name, value in said.items():
         if name in ("tokens", "start", "first", "last", "round", "size", "since"):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise _broken(key, f"{name} = {value!r} is no count")
-        elif name in ("replica", "incarnation", "payload", "key") and not isinstance(value, str):
-            raise _broken(key, f"{name} = {value!r} is no text")
+            if not _is_count(value):
+                raise broken(key, f"{name} = {str(value)[:80]!r} is no count")
+        elif name in (
+            "replica",
+            "incarnation",
+            "payload",
+            "key",
+            "compression",
+            "membership",
+        ) and not isinstance(value, str):
+            raise broken(key, f"{name} = {str(value)[:80]!r} is no text")
     return made
 
 
-def _broken(key: str, why: str) -> StoreError:
-    return StoreError(
-        f"{key} is not what Corral wrote there: {why}",
-        hint="Something else writes to this store; give the run a prefix of its own.",
-    )
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63

@@ -12,14 +12,14 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from corral.diloco import blocks, records
-from corral.diloco.blocks import Cut, Missing
+from corral.diloco.blocks import Corrupt, Cut, Missing
 from corral.diloco.codec import BLOCK, Codec, Compression, Vector, padded
 from corral.diloco.outer import OuterOptimizer, weighted_mean
 from corral.diloco.records import Commit, Membership, ReplicaSeat, RoundOffer, Shard
@@ -47,6 +47,13 @@ class NotFinite(StoreError):
     hint = "Restart it: it begins with the weights of the last round. Lower the inner learning rate."
 
 
+class OtherSize(StoreError):
+    """The store holds another number of weights than this replica has."""
+
+    code = "replica_size"
+    hint = "Give the run a prefix of its own, or start the replica with the same model."
+
+
 @dataclass(frozen=True)
 class RoundRules:
     """What all replicas of a run have in common. A round waits for `quorum` offers, then `grace_s` more for
@@ -63,12 +70,14 @@ class RoundRules:
 
 class Outcome(NamedTuple):
     """What became of a round. `weights` are those that every replica has after `commit`; `error` is what
-    compression left out of this replica's part."""
+    compression left out of this replica's part. `ended` is the round that it took part in: older than
+    `commit` where the others have gone on since."""
 
     commit: Commit
     weights: Vector
     fate: Fate
     error: Vector
+    ended: Commit
 
 
 @dataclass
@@ -93,24 +102,22 @@ class Rounds:
         """Take this replica's seat; the newest commit and its weights. The first of all replicas makes its
         own weights the beginning."""
         newest = self.newest()
-        self._take_seat(0 if newest is None else newest.round)
+        self.take_seat(0 if newest is None else newest.round)
         if newest is None:
             start = padded(weights)
             shard = self._write_shard(0, 0, (0, self._cut.pieces), start, np.zeros_like(start))
             self.store.create(self._commit_key(0), records.dump(Commit(0, {}, (shard,), self.size)))
-            newest = self._commit(0)
-        if newest is None or newest.size != self.size:
-            there = 0 if newest is None else newest.size
-            raise StoreError(
-                f"the run in {self.prefix} trains {there} weights, this replica {self.size}",
-                hint="Give the run a prefix of its own, or start the replica with the same model.",
-            )
+            newest = self.commit(0)
+        assert newest is not None
         return self.heal(newest)
 
-    def newest(self) -> Commit | None:
-        names = [one.key.rpartition("/")[2] for one in self.store.list(f"{self.prefix}/commits")]
-        numbers = [int(name.removesuffix(".json")) for name in names]
-        return self._commit(max(numbers)) if numbers else None
+    def newest(self, known: int = 0) -> Commit | None:
+        """The last commit; `known` is one that is there."""
+        commit = self.commit(max([known, *self.numbers(f"{self.prefix}/commits")]))
+        # A list may be older than what is read.
+        while commit is not None and (later := self.commit(commit.round + 1)) is not None:
+            commit = later
+        return commit
 
     def heal(self, commit: Commit) -> tuple[Commit, Vector]:
         """The weights of a commit, or of a newer one where its objects are gone by now."""
@@ -118,19 +125,25 @@ class Rounds:
             try:
                 return commit, self.weights(commit)
             except Missing:
-                newest = self.newest()
+                newest = self.newest(commit.round)
                 if newest is None or newest.round <= commit.round:
                     raise
                 commit = newest
 
     def weights(self, commit: Commit) -> Vector:
+        if commit.size != self.size:
+            raise OtherSize(
+                f"the run in {self.prefix} trains {commit.size} weights, this replica {self.size}"
+            )
         return self._state(commit, "weights")[: self.size]
 
     def momentum(self, commit: Commit) -> Vector:
         return self._state(commit, "momentum")[: self.size]
 
-    def _take_seat(self, since: int) -> None:
+    def take_seat(self, since: int) -> None:
         """From whoever has it: of two processes that are the same replica, the one that came last goes on."""
+        if "/" in self.replica:
+            raise StoreError(f"{self.replica!r} is no name of a replica", hint="Leave out the slash.")
         key, mine = self._seat_key(self.replica), records.dump(ReplicaSeat(self.incarnation, since))
         while not self.store.create(key, mine):
             found = self.store.get(key)
@@ -142,12 +155,14 @@ class Rounds:
         if seat is not None and seat.incarnation != self.incarnation:
             raise ReplicaReplaced(f"another process is replica {self.replica} of {self.prefix} by now")
 
-    def _wait_for_me(self, since: int) -> None:
+    def wait_for_me(self, since: int) -> None:
         """The next round expects this replica, as if it had come now: or it would be left out for ever."""
         key = self._seat_key(self.replica)
-        found = self.store.get(key)
-        if found is not None and records.read_seat(found[0], key).incarnation == self.incarnation:
-            self.store.replace(key, records.dump(ReplicaSeat(self.incarnation, since)), found[1])
+        while (found := self.store.get(key)) is not None:
+            if records.read_seat(found[0], key).incarnation != self.incarnation:
+                return
+            if self.store.replace(key, records.dump(ReplicaSeat(self.incarnation, since)), found[1]):
+                return
 
     def _seat(self, key: str) -> ReplicaSeat | None:
         found = self.store.get(key)
@@ -160,62 +175,82 @@ class Rounds:
         before them, and `tokens` how many it learned from. Where the others have gone on without it, what
         it learned since is dropped."""
         number = base.round + 1
-        self._check_seat()
-        if self._commit(number) is not None:
-            return self._left_out(gradient)
-        error = self._offer(number, gradient, tokens)
-        membership = self._membership(number, base)
-        if membership is None:
-            return self._left_out(gradient)
-        mine = [place for place, one in enumerate(membership.offers) if one.replica == self.replica]
-        if mine:
-            self.reached("reducing")
-            self._reduce(number, mine[0], membership, base, weights)
-        commit = self._conclude(number, membership, base, weights)
-        self.reached("applying")
-        commit, after = self.heal(commit)
-        if self.replica == min(commit.members, default=self.replica):
-            self._collect(number)
-        counted = mine and membership.offers[mine[0]].incarnation == self.incarnation
-        if not counted:
-            self._wait_for_me(commit.round)
-            return Outcome(commit, after, "late", np.zeros_like(gradient))
-        return Outcome(commit, after, "committed", error)
-
-    def _left_out(self, gradient: Vector) -> Outcome:
-        newest = self.newest()
+        ended, error = self.take_part(base, weights, gradient, tokens)
+        newest = ended if error is not None else self.newest(number)
         assert newest is not None
-        commit, weights = self.heal(newest)
-        self._wait_for_me(commit.round)
-        return Outcome(commit, weights, "late", np.zeros_like(gradient))
+        self.reached("applying")
+        commit, after = self.heal(newest)
+        if self.replica == min(commit.members, default=self.replica):
+            self.collect(number)
+        if error is None or commit.round > number:
+            self.wait_for_me(commit.round)
+        if error is None:
+            return Outcome(commit, after, "late", np.zeros_like(gradient), commit)
+        return Outcome(commit, after, "committed", error, ended)
 
-    def _offer(self, number: int, gradient: Vector, tokens: int) -> Vector:
-        """Gives what compression left out."""
-        if not np.isfinite(gradient).all():
-            raise NotFinite(f"the weights of replica {self.replica} are no numbers any more")
+    def take_part(
+        self, base: Commit, weights: Vector, gradient: Vector, tokens: int
+    ) -> tuple[Commit, Vector | None]:
+        """The commit of the round after `base`, and what compression left out; None if this replica's
+        gradient is not counted in it."""
+        number = base.round + 1
+        self._check_seat()
+        if (ended := self.commit(number)) is not None:
+            return ended, None
+        payload, error = self._offer(number, gradient, tokens)
+        membership = self._membership(number, base)
+        ended = self.commit(number) if membership is None else self._end(number, membership, base, weights)
+        assert ended is not None
+        return ended, error if payload in ended.payloads else None
+
+    def _end(self, number: int, membership: Membership, base: Commit, weights: Vector) -> Commit:
+        """Do this replica's part of the round, and wait for the rest."""
+        try:
+            for place, one in enumerate(membership.offers):
+                if one.replica == self.replica:
+                    self.reached("reducing")
+                    self._reduce(number, place, membership, base, weights)
+            return self._conclude(number, membership, base, weights)
+        except Missing:
+            # The others have gone on meanwhile, and removed what the round was made of.
+            if (commit := self.commit(number)) is None:
+                raise
+            return commit
+
+    def _offer(self, number: int, gradient: Vector, tokens: int) -> tuple[str, Vector]:
+        """Gives the key of the payload, and what compression left out."""
         self.reached("before payload")
         codec, whole, cut = Codec(self.rules.compression), padded(gradient), self._cut
+        if not np.isfinite(gradient).all():
+            raise NotFinite(f"the weights of replica {self.replica} are no numbers any more")
         data = codec.encode(whole)
-        payload = f"{self._round(number)}/payloads/{self.replica}-{self.incarnation}.safetensors"
+        error = whole - codec.decode(data)
+        if not np.isfinite(error).all():
+            raise NotFinite(f"the weights of replica {self.replica} are too large for {codec.compression}")
+        # A second try of the same round must not change what the first may have offered.
+        name = f"{self.replica}-{self.incarnation}-{secrets.token_hex(4)}"
+        payload = f"{self._round(number)}/payloads/{name}.safetensors"
         start = blocks.write(self.store, payload, {"data": data})
         self.reached("after payload")
         pieces = tuple(blocks.sha256(data[cut.stretch(n, n + 1)]) for n in range(cut.pieces))
-        offer = RoundOffer(self.replica, self.incarnation, tokens, payload, codec.compression, start, pieces)
+        who = (self.replica, self.incarnation)
+        offer = RoundOffer(*who, tokens, self.size, payload, codec.compression, start, pieces)
         key = f"{self._round(number)}/offers/{self.replica}.json"
         if not self.store.create(key, records.dump(offer)):
-            found = self.store.get(key)
-            if found is not None and records.read_offer(found[0], key).incarnation != self.incarnation:
-                self._check_seat()
+            self._check_seat()
         self.reached("after offer")
-        return (whole - codec.decode(data))[: len(gradient)]
+        return payload, error[: len(gradient)]
 
     def _membership(self, number: int, base: Commit) -> Membership | None:
         """Decided by whoever sees first that it is time; None if the round is over already."""
         key = f"{self._round(number)}/members.json"
         for tries in itertools.count():
             if (found := self.store.get(key)) is not None:
-                return records.read_membership(found[0], key)
-            if self._commit(number) is not None:
+                membership = records.read_membership(found[0], key)
+                for offer in membership.offers:
+                    self._check_offer(offer, number, key)
+                return membership
+            if self.commit(number) is not None:
                 return None
             if (offers := self._ready(number, base)) is not None:
                 self.store.create(key, records.dump(Membership(offers)))
@@ -235,9 +270,23 @@ class Rounds:
         offers = []
         for one in sorted(there, key=lambda one: one.key):
             found = self.store.get(one.key)
-            if found is not None:
-                offers.append(records.read_offer(found[0], one.key))
+            if found is None:
+                return None
+            offer = records.read_offer(found[0], one.key)
+            if one.key != f"{self._round(number)}/offers/{offer.replica}.json":
+                raise records.broken(one.key, f"it is of replica {offer.replica[:80]!r}")
+            self._check_offer(offer, number, one.key)
+            offers.append(offer)
         return offers
+
+    def _check_offer(self, offer: RoundOffer, number: int, key: str) -> None:
+        if offer.size != self.size:
+            raise OtherSize(f"replica {offer.replica} has {offer.size} weights, {self.replica} {self.size}")
+        if not offer.payload.startswith(f"{self._round(number)}/payloads/"):
+            raise records.broken(key, f"its payload is {offer.payload[:80]!r}")
+        if len(offer.pieces) != self._cut.pieces:
+            raise records.broken(key, f"it has {len(offer.pieces)} pieces of {self._cut.pieces}")
+        _known(offer.compression)
 
     def _expected(self, base: Commit) -> set[str]:
         """Those of the round before, and those who came since."""
@@ -263,8 +312,10 @@ class Rounds:
         gradients = (self._part_of(offer, cut, first, last) for offer in membership.offers)
         mean = weighted_mean(gradients, [offer.tokens for offer in membership.offers])
         numbers = slice(stretch.start * BLOCK, stretch.stop * BLOCK)
-        before = self._state(base, "momentum", first, last)
+        before = self._state(base, "momentum", first, last) if self.rules.outer.momentum else mean * 0
         after, momentum = self.rules.outer.step(padded(weights)[numbers], before, mean)
+        if not np.isfinite(after).all():
+            raise NotFinite(f"round {number} of {self.prefix} would make weights that are no numbers")
         shard = self._write_shard(number, place, (first, last), after, momentum)
         self.store.create(self._record_key(number, place), records.dump(shard))
 
@@ -274,7 +325,10 @@ class Rounds:
         at = offer.start + stretch.start * codec.block_bytes
         each = cut.piece_blocks * codec.block_bytes
         data = blocks.read_pieces(self.store, offer.payload, at, size, offer.pieces[first:last], each)
-        return codec.decode(data)
+        numbers = codec.decode(data)
+        if not np.isfinite(numbers).all():
+            raise Corrupt(f"what replica {offer.replica} offers in {offer.payload} is no numbers")
+        return numbers
 
     def _write_shard(
         self, number: int, place: int, pieces: tuple[int, int], weights: Vector, momentum: Vector
@@ -318,43 +372,66 @@ class Rounds:
 
     def _conclude(self, number: int, membership: Membership, base: Commit, weights: Vector) -> Commit:
         """Wait until all shards are there, doing those whose members do not; then the round is committed."""
-        cut, began = self._cut, self.store.now()
-        wanted = [n for n, (first, last) in enumerate(cut.shards(len(membership.offers))) if first < last]
+        began, stretches = self.store.now(), self._cut.shards(len(membership.offers))
+        wanted = [place for place, (first, last) in enumerate(stretches) if first < last]
+        shards: dict[int, Shard] = {}
         for tries in itertools.count():
-            if (commit := self._commit(number)) is not None:
+            if (commit := self.commit(number)) is not None:
                 return commit
-            shards = dict(self._records(number))
+            for place in self.numbers(f"{self._round(number)}/shards"):
+                if place in wanted and place not in shards:
+                    shards |= self._record(number, place, stretches[place])
             missing = [place for place in wanted if place not in shards]
             if not missing:
                 members = {one.replica: one.tokens for one in membership.offers}
-                made = Commit(number, members, tuple(shards[place] for place in wanted), base.size)
+                there = tuple(shards[place] for place in wanted)
+                payloads = tuple(one.payload for one in membership.offers)
+                made = Commit(number, members, there, self.size, payloads)
                 self.store.create(self._commit_key(number), records.dump(made))
                 continue
             if self.store.now() - began >= self.rules.grace_s:
                 self._reduce(number, missing[0], membership, base, weights)
+                # It may be there though a list does not show it yet.
+                shards |= self._record(number, missing[0], stretches[missing[0]])
                 continue
             self.sleep(min(self.rules.poll_s, _FIRST_POLL_S * 1.5 ** min(tries, 20)))
         raise AssertionError("unreachable")
 
-    def _records(self, number: int) -> Iterator[tuple[int, Shard]]:
-        for one in self.store.list(f"{self._round(number)}/shards"):
-            if (found := self.store.get(one.key)) is not None:
-                place = int(one.key.rpartition("/")[2].removesuffix(".json"))
-                yield place, records.read_shard(found[0], one.key)
+    def _record(self, number: int, place: int, stretch: tuple[int, int]) -> dict[int, Shard]:
+        key = self._record_key(number, place)
+        if (found := self.store.get(key)) is None:
+            return {}
+        shard = records.read_shard(found[0], key)
+        if (shard.first, shard.last) != stretch or not shard.key.startswith(f"{self._round(number)}/state/"):
+            raise records.broken(key, f"pieces {shard.first} to {shard.last} in {shard.key[:80]!r}")
+        return {place: shard}
 
-    def _collect(self, number: int) -> None:
+    def collect(self, number: int) -> None:
         """Remove the objects of rounds that nobody reads any more; the commits themselves stay."""
         before = f"{self._round(max(0, number - self.rules.keep))}/"
         for one in list(self.store.list(f"{self.prefix}/rounds")):
             if one.key < before:
                 self.store.delete(one.key)
 
+    def numbers(self, folder: str) -> list[int]:
+        """Those that the objects below it have as names."""
+        names = (one.key.removeprefix(f"{folder}/").removesuffix(".json") for one in self.store.list(folder))
+        return [int(name) for name in names if name.isascii() and name.isdigit()]
+
     # -- keys -----------------------------------------------------------------------------------------
 
-    def _commit(self, number: int) -> Commit | None:
+    def commit(self, number: int) -> Commit | None:
+        """None if that round has not happened."""
         key = self._commit_key(number)
-        found = self.store.get(key)
-        return None if found is None else records.read_commit(found[0], key)
+        if (found := self.store.get(key)) is None:
+            return None
+        commit = records.read_commit(found[0], key)
+        ends = [0, *(shard.last for shard in commit.shards)]
+        whole = all(a == one.first < one.last for a, one in zip(ends, commit.shards, strict=False))
+        inside = all(one.key.startswith(f"{self.prefix}/rounds/") for one in commit.shards)
+        if commit.round != number or not whole or not inside or ends[-1] != Cut.of(commit.size).pieces:
+            raise records.broken(key, f"round {commit.round}, shards up to {ends} of {commit.size} weights")
+        return commit
 
     def _commit_key(self, number: int) -> str:
         return f"{self.prefix}/commits/{number:08d}.json"

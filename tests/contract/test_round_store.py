@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.faulty_s3 import Fault, FaultyS3, faulty
+from support.faulty_s3 import COMMON, Fault, FaultyS3, faulty
 from support.seaweed import seaweed
 from support.waiting import eventually
 
@@ -321,7 +321,7 @@ def test_a_replace_tells_the_truth_whatever_becomes_of_its_answer(
     assert content(store, "head") == b"two"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", COMMON)
 def test_large_objects_go_through_a_store_with_faults(
     through: tuple[RoundStore, FaultyS3], fault: Fault
 ) -> None:
@@ -354,7 +354,7 @@ def test_pieces_that_cannot_be_had_again_fail_and_leave_nothing(through: tuple[R
     assert store.get("payload") is None
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", COMMON)
 def test_lists_and_deletions_go_through_a_store_with_faults(
     through: tuple[RoundStore, FaultyS3], fault: Fault
 ) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 SHOWN = 10
-SEEDS = ("CORRAL_CHAOS_SEED", "CORRAL_FLEET_SEED", "CORRAL_MODEL_SEED")
+SEEDS = ("CORRAL_CHAOS_SEED", "CORRAL_DILOCO_SEED", "CORRAL_FLEET_SEED", "CORRAL_MODEL_SEED")
 _spent: Counter[str] = Counter()
 
 
