@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 
 from corral.diloco.codec import Compression, Vector
 from corral.diloco.outer import OuterOptimizer
+from corral.diloco.parallel import each, stretches
 from corral.diloco.records import Commit
 from corral.diloco.round_store import RoundStore, StoreError
 from corral.diloco.rounds import Fate, Outcome, Point, RoundRules, Rounds
 from corral.diloco.store import check_store, open_store
 from corral.durations import parse_duration
 
+_NOTHING = np.float32(0)
 # A tensor of torch or an array of numpy.
 Params = Mapping[str, Any]
 
@@ -57,6 +60,7 @@ class _Pending:
 
     tokens: int
     steps_left: int
+    gradient: list[Vector]
     thread: threading.Thread | None = None
     outcome: Outcome | None = None
     problem: BaseException | None = None
@@ -132,7 +136,7 @@ class OuterLoop:
         rounds = Rounds(store, prefix, replica, len(own), rules)
         commit, weights = rounds.begin(own)
         self._write(names, weights)
-        return _Fragment(number, names, at, rounds, commit, weights, np.zeros_like(weights))
+        return _Fragment(number, names, at, rounds, commit, weights, np.zeros(len(weights), np.float32))
 
     @property
     def rounds(self) -> list[int]:
@@ -160,14 +164,14 @@ class OuterLoop:
         return [self._finish(fragment) for fragment in self._fragments if fragment.pending is not None]
 
     def _begin(self, fragment: _Fragment) -> None:
-        gradient = fragment.weights - self._read(fragment.names) + fragment.error
-        pending = _Pending(fragment.tokens, self._delay)
+        pending = _Pending(fragment.tokens, self._delay, [self._gradient(fragment)])
         fragment.tokens, fragment.pending = 0, pending
 
         def work() -> None:
             try:
+                # Nobody else holds the gradient, so that it is gone when the round has sent it.
                 pending.outcome = fragment.rounds.run(
-                    fragment.commit, fragment.weights, gradient, pending.tokens
+                    fragment.commit, fragment.weights, pending.gradient.pop(), pending.tokens
                 )
             # Whatever it is, it is raised in the thread that trains.
             except BaseException as error:  # noqa: BLE001
@@ -194,23 +198,46 @@ class OuterLoop:
 
     def _apply(self, fragment: _Fragment, outcome: Outcome) -> None:
         fragment.commit, fragment.weights, fragment.error = outcome.commit, outcome.weights, outcome.error
-        taken = outcome.weights
-        if self._blend:
-            own = self._read(fragment.names)
-            taken = own * self._blend + outcome.weights * (np.float32(1) - self._blend)
-        self._write(fragment.names, taken)
+        self._write(fragment.names, outcome.weights, self._blend)
 
     # -- parameters -----------------------------------------------------------------------------------
 
-    def _read(self, names: list[str]) -> Vector:
-        return np.concatenate([_numbers(self._params[name]) for name in names])
-
-    def _write(self, names: list[str], vector: Vector) -> None:
+    def _places(self, names: list[str]) -> Iterator[tuple[str, slice]]:
+        """Where each parameter lies in the vector of all."""
         at = 0
         for name in names:
-            size = int(np.prod(self._params[name].shape, dtype=np.int64))
-            _put(self._params, name, vector[at : at + size])
+            size = math.prod(self._params[name].shape)
+            yield name, slice(at, at + size)
             at += size
+
+    def _read(self, names: list[str]) -> Vector:
+        places = list(self._places(names))
+        vector = np.empty(places[-1][1].stop, np.float32)
+        for name, place in places:
+            vector[place] = _numbers(self._params[name])
+        return vector
+
+    def _gradient(self, fragment: _Fragment) -> Vector:
+        """How far the replica's own weights lie before the common ones, with what compression left out so
+        far."""
+        gradient = np.empty_like(fragment.weights)
+        for name, place in self._places(fragment.names):
+            own = _numbers(self._params[name])
+
+            def work(part: slice, place: slice = place, own: Vector = own) -> None:
+                to = slice(place.start + part.start, place.start + part.stop)
+                np.subtract(fragment.weights[to], own[part], out=gradient[to])
+                gradient[to] += fragment.error[to]
+
+            each(work, stretches(len(own)))
+        return gradient
+
+    def _write(self, names: list[str], vector: Vector, own_share: np.float32 = _NOTHING) -> None:
+        for name, place in self._places(names):
+            taken = vector[place]
+            if own_share:
+                taken = _numbers(self._params[name]) * own_share + taken * (np.float32(1) - own_share)
+            _put(self._params, name, taken)
 
 
 def _schedule(names: list[str], fragments: int, inner_steps: int) -> list[tuple[list[str], int]]:
@@ -221,10 +248,12 @@ def _schedule(names: list[str], fragments: int, inner_steps: int) -> list[tuple[
 
 
 def _numbers(param: Any) -> Vector:
+    """Perhaps the parameter's own memory."""
     if hasattr(param, "detach"):
-        param = param.detach().float().cpu().numpy()
+        # To the CPU as it is: half the bytes where it is narrow.
+        param = param.detach().cpu().float().numpy()
     found: Vector = np.asarray(param, np.float32).reshape(-1)
-    return found.copy()
+    return found
 
 
 def _put(params: Params | MutableMapping[str, Any], name: str, numbers: Vector) -> None:
@@ -233,6 +262,6 @@ def _put(params: Params | MutableMapping[str, Any], name: str, numbers: Vector) 
     if hasattr(param, "detach"):
         torch = sys.modules["torch"]
         with torch.no_grad():
-            param.copy_(torch.from_numpy(np.ascontiguousarray(shaped)))
+            param.copy_(torch.from_numpy(np.ascontiguousarray(shaped)).to(param.dtype))
     else:
         param[...] = shaped
