@@ -17,7 +17,7 @@ from corral.diloco.round_store import RoundStore, StoreError
 # A vector is cut into so many pieces at most; a reducer has some of them.
 _MOST_PIECES = 256
 # So many numbers or a piece are read at once.
-_AT_ONCE = 1 << 21
+_AT_ONCE = 1 << 20
 
 
 class Cut(NamedTuple):
