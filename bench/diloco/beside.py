@@ -73,12 +73,12 @@ class Outer:
         self._sgd.step()
 
 
-def whole_reduce(party: Party, store: RoundStore, weights: Vector) -> Callable[[int, Vector], None]:
+def whole_reduce(party: Party, store: RoundStore, weights: Vector, gradient: Vector) -> Callable[[int], None]:
     """Every replica writes its tensor whole, waits until all files are there, reads all, and takes the mean
     for itself. The payload is what torch saves."""
     outer = Outer(weights)
 
-    def reduce(number: int, gradient: Vector) -> None:
+    def reduce(number: int) -> None:
         packed = io.BytesIO()
         torch.save(torch.from_numpy(gradient), packed)
         store.put(f"whole/round_{number}/rank_{party.number}.pt", packed.getbuffer())
@@ -95,14 +95,14 @@ def whole_reduce(party: Party, store: RoundStore, weights: Vector) -> Callable[[
     return reduce
 
 
-def all_reduce(party: Party, meeting: Path, weights: Vector) -> Callable[[int, Vector], None]:
+def all_reduce(party: Party, meeting: Path, weights: Vector, gradient: Vector) -> Callable[[int], None]:
     """Over loopback, by gloo: what replicas do that reach each other."""
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=party.number, world_size=party.count
     )
     outer = Outer(weights)
 
-    def reduce(number: int, gradient: Vector) -> None:
+    def reduce(number: int) -> None:
         mean = torch.from_numpy(gradient.copy())
         dist.all_reduce(mean)
         outer.step(mean.div_(party.count))

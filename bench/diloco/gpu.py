@@ -3,7 +3,7 @@
 Random weights of the shape of Qwen3 lie on the GPU, all of them trained. Measured are whole rounds of one
 replica in a folder (of one fragment of eight at 4B), and the work of a round on the CPU, each part of it
 alone on the whole vector: encoding, decoding, hashing, the outer step. Needs torch and numpy, and of Corral
-only `corral.diloco`. It begins nothing new after S seconds, and writes OUT/diloco_gpu.json and .md as it goes.
+only `corral.diloco`. It begins nothing new after S seconds, and writes OUT/diloco_gpu.json and .md meanwhile.
 """
 
 from __future__ import annotations

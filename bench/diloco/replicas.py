@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -82,47 +83,52 @@ def _run(work: Callable[[Party, Any], object], party: Party, about: Any, answers
 
 
 class CountedStore:
-    """Passes everything on, and counts bytes of large objects in each direction, and requests."""
+    """Passes everything on, and counts requests, and bytes that are put, read in stretches, and got whole."""
 
     def __init__(self, inner: RoundStore) -> None:
-        self.inner = inner
+        self.inner, self._lock = inner, threading.Lock()
         self.reset()
 
     def reset(self) -> None:
-        self.up = self.down = self.requests = 0
+        self.up = self.down = self.got = self.requests = 0
+
+    def _count(self, *, up: int = 0, down: int = 0, got: int = 0) -> None:
+        # The threads of a round count at once.
+        with self._lock:
+            self.requests += 1
+            self.up, self.down, self.got = self.up + up, self.down + down, self.got + got
 
     def put(self, key: str, data: Buffer | Iterable[Buffer]) -> str:
-        self.requests += 1
         pieces = [data] if isinstance(data, Buffer) else list(data)
-        self.up += sum(memoryview(piece).nbytes for piece in pieces)
+        self._count(up=sum(memoryview(piece).nbytes for piece in pieces))
         return self.inner.put(key, pieces)
 
     def read_into(self, key: str, buffer: bytearray | memoryview, start: int = 0) -> int | None:
-        self.requests += 1
         found = self.inner.read_into(key, buffer, start)
-        self.down += found or 0
+        self._count(down=found or 0)
         return found
 
     def create(self, key: str, data: Buffer) -> bool:
-        self.requests += 1
+        self._count()
         return self.inner.create(key, data)
 
     def replace(self, key: str, data: Buffer, etag: str) -> bool:
-        self.requests += 1
+        self._count()
         return self.inner.replace(key, data, etag)
 
     def get(self, key: str) -> tuple[bytes, str] | None:
-        self.requests += 1
-        return self.inner.get(key)
+        found = self.inner.get(key)
+        self._count(got=len(found[0]) if found else 0)
+        return found
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        self.requests += 1
+        self._count()
         return self.inner.list(prefix)
 
     def delete(self, key: str) -> None:
-        self.requests += 1
+        self._count()
         self.inner.delete(key)
 
     def now(self) -> float:
-        self.requests += 1
+        self._count()
         return self.inner.now()

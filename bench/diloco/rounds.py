@@ -6,10 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from corral.diloco.store import open_store
 
 NAME = "diloco_rounds"
 TARGET = 1.3
-REPEATS = 5
+REPEATS = 3
 MB = 1_000_000
 METHOD = (
     "Each replica is a process with a client of its own; all begin a round at once, and it takes as long as "
@@ -50,23 +49,21 @@ class Setting:
     rivals: bool
 
 
-class Seen(NamedTuple):
-    """Of one replica, a value for each repeat."""
+@dataclass
+class Seen:
+    """Of one replica: seconds of each way in each repeat, and bytes and requests of the last round."""
 
-    ours_s: list[float]
-    raw_s: list[float]
-    whole_s: list[float]
-    gloo_s: list[float]
-    up: int
-    down: int
-    requests: int
-    whole_up: int
-    whole_down: int
+    seconds: dict[str, list[float]]
+    up: int = 0
+    down: int = 0
+    requests: int = 0
+    whole_up: int = 0
+    whole_down: int = 0
 
 
 def measure(options: Options) -> Result:
     result = Result(NAME, "Rounds in a store", METHOD)
-    size, repeats = (64 * BLOCK, 1) if options.quick else (16 * 1024 * BLOCK, REPEATS)
+    size, repeats = (64 * BLOCK, 1) if options.quick else (8 * 1024 * BLOCK, REPEATS)
     counts: Sequence[int] = (2,) if options.quick else (2, 4, 8)
     result.notes.append(f"the vector has {size:,} numbers, {4 * size / MB:.0f} MB as fp32")
     rows: dict[str, list[list[str]]] = {"times": [], "bytes": []}
@@ -103,11 +100,13 @@ def _places(root: Path, options: Options) -> Iterator[dict[str, tuple[str, str |
     find_support()
     from support import seaweed
 
-    server = seaweed.seaweed()
+    os.environ.update(seaweed.CREDENTIALS)
+    # What was deleted takes room until it is compacted.
+    server = seaweed.Seaweed(volumes=300)
     try:
         yield places | {"S3": (server.fresh_url(), server.endpoint)}
     finally:
-        seaweed.stop()
+        server.stop()
 
 
 def _one(
@@ -126,7 +125,7 @@ def _one(
         f"{url}/{name}", endpoint, size, compression, repeats, str(root / f"{where}-{name}"), rivals
     )
     seen = together(count, replica, setting)
-    ours, raw, whole, gloo = (_slowest(seen, field) for field in ("ours_s", "raw_s", "whole_s", "gloo_s"))
+    ours, raw, whole, gloo = (_slowest(seen, way) for way in ("round", "raw", "all read all", "gloo"))
     ratio = statistics.median(a / b for a, b in zip(ours, raw, strict=True))
     middle = [statistics.median(one) if one else None for one in (ours, raw, whole, gloo)]
     up, down, requests = (max(getattr(one, field) for one in seen) for field in ("up", "down", "requests"))
@@ -168,7 +167,7 @@ def _one(
             f"{1 + off:.3f}",
         )
     )
-    result.data[f"{where} {count} {compression}"] = {"replicas": [one._asdict() for one in seen]}
+    result.data[f"{where} {count} {compression}"] = {"replicas": [asdict(one) for one in seen]}
 
 
 def formula(size: int, count: int, compression: Compression) -> tuple[float, float]:
@@ -178,16 +177,15 @@ def formula(size: int, count: int, compression: Compression) -> tuple[float, flo
     return payload + 2 * whole / count, payload + whole / count + whole
 
 
-def _slowest(seen: Sequence[Seen], field: str) -> list[float]:
-    return [max(of_all) for of_all in zip(*(getattr(one, field) for one in seen), strict=True)]
+def _slowest(seen: Sequence[Seen], way: str) -> list[float]:
+    return [max(of_all) for of_all in zip(*(one.seconds.get(way, []) for one in seen), strict=True)]
 
 
 def replica(party: Party, setting: Setting) -> Seen:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = CountedStore(open_store(setting.url, endpoint=setting.endpoint))
-    random = np.random.default_rng(party.number)
     start = np.zeros(setting.size, np.float32)
-    gradient = random.standard_normal(setting.size, np.float32)
+    gradient = np.random.default_rng(party.number).standard_normal(setting.size, np.float32)
     rules = RoundRules(quorum=party.count, grace_s=600.0, compression=setting.compression)
     rounds = Rounds(store, "ours", str(party.number), setting.size, rules)
     # One makes the beginning; else all would write it.
@@ -196,29 +194,30 @@ def replica(party: Party, setting: Setting) -> Seen:
     commit, weights = rounds.begin(start)
     if not party.number:
         party.meet()
-    move = beside.raw(party, store, setting.size, setting.compression)
-    whole = beside.whole_reduce(party, store, start) if setting.rivals else None
-    gloo = beside.all_reduce(party, Path(setting.meeting), start) if setting.rivals else None
-    times: tuple[list[float], ...] = ([], [], [], [])
-    up = down = requests = 0
-    whole_bytes = (0, 0)
+    ways: dict[str, Callable[[int], None]] = {
+        "raw": beside.raw(party, store, setting.size, setting.compression)
+    }
+    if setting.rivals:
+        ways["all read all"] = beside.whole_reduce(party, store, start, gradient)
+        ways["gloo"] = beside.all_reduce(party, Path(setting.meeting), start, gradient)
+    seen = Seen({"round": [], **{way: [] for way in ways}})
     for repeat in range(setting.repeats + 1):
+        # A round uses its gradient up.
+        given, outcomes = [gradient.copy()], []
         store.reset()
-        party.meet()
-        outcome = []
-        ours = party.timed(lambda: outcome.append(rounds.run(commit, weights, gradient, 100)))  # noqa: B023
-        commit, weights = outcome[0].commit, outcome[0].weights
+        took = {
+            "round": party.timed(lambda: outcomes.append(rounds.run(commit, weights, given.pop(), 100)))  # noqa: B023
+        }
+        commit, weights = outcomes[0].commit, outcomes[0].weights
         assert len(commit.members) == party.count, f"round {commit.round} has {sorted(commit.members)}"
-        up, down, requests = store.up, store.down, store.requests
-        took = [ours, party.timed(lambda: move(repeat))]  # noqa: B023
-        if whole is not None and gloo is not None:
+        seen.up, seen.down, seen.requests = store.up, store.down, store.requests
+        for way, work in ways.items():
             store.reset()
-            took.append(party.timed(lambda: whole(repeat, gradient)))  # noqa: B023
-            whole_bytes = (store.up, setting.size * 4 * party.count)
-            took.append(party.timed(lambda: gloo(repeat, gradient)))  # noqa: B023
+            took[way] = party.timed(lambda: work(repeat))  # noqa: B023
+            if way == "all read all":
+                seen.whole_up, seen.whole_down = store.up, store.got
         party.meet()
-        if repeat:
-            store.delete(f"whole/round_{repeat - 1}/rank_{party.number}.pt")
-            for kept, seconds in zip(times, took, strict=False):
-                kept.append(seconds)
-    return Seen(*times, up, down, requests, *whole_bytes)
+        store.delete(f"whole/round_{repeat - 1}/rank_{party.number}.pt")
+        for way, seconds in took.items() if repeat else ():
+            seen.seconds[way].append(seconds)
+    return seen

@@ -31,7 +31,7 @@ METHOD = (
     "calls OuterLoop.step, over a folder with fsync; the first cycle is not counted. The share is all the "
     "time inside step (reading the parameters, waiting, writing them back) of all the time.",
     "Memory, of four replicas in a folder in memory, is a process's resident set, looked at every 2 ms: with "
-    "the model alone, after the first cycle, and the highest after that. What the allocator keeps counts too.",
+    "the model alone, after the first cycle, and the highest after it. What the allocator keeps counts too.",
 )
 
 
