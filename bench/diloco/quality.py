@@ -21,12 +21,13 @@ INNER_STEPS = 20
 TARGETS = {"none": 0.02, "int4": 0.03}
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 METHOD = (
-    "A transformer over bytes learns Python's own help (pydoc_data.topics), the last tenth of which is held "
-    "out. Data parallel is one process on whole batches; of four replicas each has a quarter of every batch, "
-    "from a quarter of the text that is its own, and an OuterLoop; all have the same tokens, AdamW and schedule.",
-    "Replicas are threads that meet in a folder. Losses are in nats for each byte, held out, of the model that "
-    "all have after the last round. `alone` has batches of one replica, drawn from the whole text: a quarter of "
-    "the tokens.",
+    "A transformer over bytes learns Python's own help (pydoc_data.topics), the last tenth of which is "
+    "held out. Data parallel is one process on whole batches; of four replicas each has a quarter of "
+    "every batch, from a quarter of the text that is its own, and an OuterLoop; all have the same "
+    "tokens, AdamW and schedule.",
+    "Replicas are threads that meet in a folder. Losses are in nats for each byte, held out, of the "
+    "model that all have after the last round. `alone` has batches of one replica, drawn from the whole "
+    "text: a quarter of the tokens.",
 )
 
 

@@ -86,7 +86,8 @@ class TextModel(nn.Module):
 
     def loss(self, stretches: torch.Tensor) -> torch.Tensor:
         said = self(stretches[:, :-1])
-        return functional.cross_entropy(said.reshape(-1, 256), stretches[:, 1:].reshape(-1))
+        lost: torch.Tensor = functional.cross_entropy(said.reshape(-1, 256), stretches[:, 1:].reshape(-1))
+        return lost
 
 
 def text() -> tuple[torch.Tensor, torch.Tensor]:
