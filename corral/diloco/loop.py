@@ -51,7 +51,8 @@ class _Fragment:
     rounds: Rounds
     commit: Commit
     weights: Vector
-    error: Vector
+    # None while a round has it.
+    error: Vector | None
     tokens: int = 0
     pending: _Pending | None = None
 
@@ -269,15 +270,17 @@ class OuterLoop:
 
     def _gradient(self, fragment: _Fragment) -> Vector:
         """How far the replica's own weights lie before the common ones, with what compression left out so
-        far."""
-        gradient = np.empty_like(fragment.weights)
+        far. That is added up in place, and is the round's from now on."""
+        gradient, fragment.error = fragment.error, None
+        if gradient is None:
+            # The last round failed, and took it along.
+            gradient = np.zeros(len(fragment.weights), np.float32)
         for name, place in self._places(fragment.names):
             own = _numbers(self._params[name])
 
             def work(part: slice, place: slice = place, own: Vector = own) -> None:
                 to = slice(place.start + part.start, place.start + part.stop)
-                np.subtract(fragment.weights[to], own[part], out=gradient[to])
-                gradient[to] += fragment.error[to]
+                gradient[to] += fragment.weights[to] - own[part]
 
             each(work, stretches(len(own)))
         return gradient
