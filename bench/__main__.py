@@ -32,6 +32,9 @@ from bench import (
     upload,
 )
 from bench.commits import current, show_stale
+from bench.diloco import quality as diloco_quality
+from bench.diloco import rounds as diloco_rounds
+from bench.diloco import streaming as diloco_streaming
 from bench.functions import measure as functions
 from bench.machine import look, others_busy
 from bench.options import Options
@@ -56,6 +59,9 @@ SCRIPTS: Mapping[str, Callable[[Options], Result]] = {
         gang_start,
         observe,
         idle,
+        diloco_rounds,
+        diloco_streaming,
+        diloco_quality,
     )
 }
 SETTLE_S = 20.0

@@ -21,6 +21,7 @@ _SERVER = (
 )
 _CLIENT = ("corral/client", "corral/wire", "corral/domain")
 _INSTANCE = ("corral/worker", "corral/instance")
+_ROUNDS = ("corral/diloco", "corral/files", "bench/diloco/replicas.py")
 # The code that each table is about; its script under bench/ counts too.
 MEASURED: Mapping[str, tuple[str, ...]] = {
     "cycles": (*_SERVER, "bench/cycles.py"),
@@ -53,6 +54,9 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "gang_start": (*_SERVER, "corral/worker", "bench/gang_start.py"),
     "observe": ("corral/adapters/executors", "bench/observe.py"),
     "idle": (*_SERVER, "corral/adapters/executors", "bench/idle.py"),
+    "diloco_rounds": (*_ROUNDS, "bench/diloco/rounds.py", "bench/diloco/beside.py"),
+    "diloco_streaming": (*_ROUNDS, "bench/diloco/streaming.py"),
+    "diloco_quality": ("corral/diloco", "bench/diloco/quality.py", "bench/diloco/text_model.py"),
     "engine": ("corral/engine", "corral/recipes", "bench/engine"),
     "forecast": ("corral/engine", "corral/recipes", "bench/forecast.py", "bench/forecast_models.py"),
 }

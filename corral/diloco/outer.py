@@ -24,10 +24,13 @@ class OuterOptimizer:
     def step(self, weights: Vector, momentum: Vector, gradient: Vector) -> tuple[Vector, Vector]:
         """The next weights and momentum."""
         rate, keep = np.float32(self.lr), np.float32(self.momentum)
-        moved: Vector = momentum * keep + gradient
-        ahead: Vector = gradient + moved * keep
-        after: Vector = weights - ahead * rate
-        return after, moved
+        moved: Vector = momentum * keep
+        moved += gradient
+        ahead: Vector = moved * keep
+        ahead += gradient
+        ahead *= rate
+        np.subtract(weights, ahead, out=ahead)
+        return ahead, moved
 
 
 def weighted_mean(gradients: Iterable[Vector], tokens: Sequence[int]) -> Vector:
@@ -39,6 +42,9 @@ def weighted_mean(gradients: Iterable[Vector], tokens: Sequence[int]) -> Vector:
     mean: Vector | None = None
     for gradient, count in zip(gradients, tokens, strict=True):
         part: Vector = gradient * np.float32(count / total)
-        mean = part if mean is None else mean + part
+        if mean is None:
+            mean = part
+        else:
+            mean += part
     assert mean is not None
     return mean

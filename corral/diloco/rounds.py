@@ -20,8 +20,9 @@ import numpy as np
 
 from corral.diloco import blocks, records
 from corral.diloco.blocks import Corrupt, Cut, Missing
-from corral.diloco.codec import BLOCK, Codec, Compression, Vector, padded
+from corral.diloco.codec import BLOCK, Codec, Compression, Vector, finite, padded
 from corral.diloco.outer import OuterOptimizer, weighted_mean
+from corral.diloco.parallel import READERS, each
 from corral.diloco.records import Commit, Membership, ReplicaSeat, RoundOffer, Shard
 from corral.diloco.round_store import RoundStore, StoreError
 
@@ -173,7 +174,7 @@ class Rounds:
     def run(self, base: Commit, weights: Vector, gradient: Vector, tokens: int) -> Outcome:
         """The round after `base`, whose `weights` these are: `gradient` is how far this replica's own lie
         before them, and `tokens` how many it learned from. Where the others have gone on without it, what
-        it learned since is dropped."""
+        it learned since is dropped. The gradient is used up: its memory is the round's."""
         number = base.round + 1
         ended, error = self.take_part(base, weights, gradient, tokens)
         newest = ended if error is not None else self.newest(number)
@@ -185,7 +186,7 @@ class Rounds:
         if error is None or commit.round > number:
             self.wait_for_me(commit.round)
         if error is None:
-            return Outcome(commit, after, "late", np.zeros_like(gradient), commit)
+            return Outcome(commit, after, "late", np.zeros(self.size, np.float32), commit)
         return Outcome(commit, after, "committed", error, ended)
 
     def take_part(
@@ -218,28 +219,34 @@ class Rounds:
             return commit
 
     def _offer(self, number: int, gradient: Vector, tokens: int) -> tuple[str, Vector]:
-        """Gives the key of the payload, and what compression left out."""
+        """Gives the key of the payload, and what compression left out, in the gradient's memory."""
         self.reached("before payload")
-        codec, whole, cut = Codec(self.rules.compression), padded(gradient), self._cut
-        if not np.isfinite(gradient).all():
+        codec = Codec(self.rules.compression)
+        if not finite(gradient):
             raise NotFinite(f"the weights of replica {self.replica} are no numbers any more")
-        data = codec.encode(whole)
-        error = whole - codec.decode(data)
-        if not np.isfinite(error).all():
-            raise NotFinite(f"the weights of replica {self.replica} are too large for {codec.compression}")
+        data = codec.encode(gradient)
+        if codec.compression != "none":
+            codec.lose(gradient, data)
+            if not finite(gradient):
+                raise NotFinite(
+                    f"the weights of replica {self.replica} are too large for {codec.compression}"
+                )
         # A second try of the same round must not change what the first may have offered.
         name = f"{self.replica}-{self.incarnation}-{secrets.token_hex(4)}"
         payload = f"{self._round(number)}/payloads/{name}.safetensors"
-        start = blocks.write(self.store, payload, {"data": data})
+        piece = self._cut.piece_blocks * codec.block_bytes
+        start, [pieces] = blocks.write(self.store, payload, {"data": data}, piece)
         self.reached("after payload")
-        pieces = tuple(blocks.sha256(data[cut.stretch(n, n + 1)]) for n in range(cut.pieces))
         who = (self.replica, self.incarnation)
         offer = RoundOffer(*who, tokens, self.size, payload, codec.compression, start, pieces)
         key = f"{self._round(number)}/offers/{self.replica}.json"
         if not self.store.create(key, records.dump(offer)):
             self._check_seat()
         self.reached("after offer")
-        return payload, error[: len(gradient)]
+        if codec.compression == "none":
+            # The payload was the gradient itself, and it is sent.
+            gradient.fill(0)
+        return payload, gradient
 
     def _membership(self, number: int, base: Commit) -> Membership | None:
         """Decided by whoever sees first that it is time; None if the round is over already."""
@@ -303,28 +310,36 @@ class Rounds:
     # -- reducing -------------------------------------------------------------------------------------
 
     def _reduce(self, number: int, place: int, membership: Membership, base: Commit, weights: Vector) -> None:
-        """The outer step on one member's shard, streamed over the members one after the other."""
+        """The outer step on one member's shard: a few runs of pieces at once, each of one member after the
+        other."""
         cut = self._cut
         first, last = cut.shards(len(membership.offers))[place]
         if first == last or self.store.get(self._record_key(number, place)) is not None:
             return
-        stretch = cut.stretch(first, last)
-        gradients = (self._part_of(offer, cut, first, last) for offer in membership.offers)
-        mean = weighted_mean(gradients, [offer.tokens for offer in membership.offers])
-        numbers = slice(stretch.start * BLOCK, stretch.stop * BLOCK)
-        before = self._state(base, "momentum", first, last) if self.rules.outer.momentum else mean * 0
-        after, momentum = self.rules.outer.step(padded(weights)[numbers], before, mean)
-        if not np.isfinite(after).all():
-            raise NotFinite(f"round {number} of {self.prefix} would make weights that are no numbers")
-        shard = self._write_shard(number, place, (first, last), after, momentum)
-        self.store.create(self._record_key(number, place), records.dump(shard))
+        shard = cut.numbers(first, last)
+        after, momentum = (np.empty(shard.stop - shard.start, np.float32) for _ in range(2))
 
-    def _part_of(self, offer: RoundOffer, cut: Cut, first: int, last: int) -> Vector:
-        codec, stretch = Codec(_known(offer.compression)), cut.stretch(first, last)
-        size = (stretch.stop - stretch.start) * codec.block_bytes
+        def work(run: tuple[int, int]) -> None:
+            gradients = (self._part_of(offer, *run) for offer in membership.offers)
+            mean = weighted_mean(gradients, [offer.tokens for offer in membership.offers])
+            before = self._state(base, "momentum", *run) if self.rules.outer.momentum else np.zeros_like(mean)
+            where = cut.numbers(*run)
+            to = slice(where.start - shard.start, where.stop - shard.start)
+            after[to], momentum[to] = self.rules.outer.step(padded(weights[where]), before, mean)
+            if not np.isfinite(after[to]).all():
+                raise NotFinite(f"round {number} of {self.prefix} would make weights that are no numbers")
+
+        each(work, cut.runs(first, last), READERS)
+        made = self._write_shard(number, place, (first, last), after, momentum)
+        self.store.create(self._record_key(number, place), records.dump(made))
+
+    def _part_of(self, offer: RoundOffer, first: int, last: int) -> Vector:
+        codec, cut = Codec(_known(offer.compression)), self._cut
+        stretch = cut.stretch(first, last)
+        data = np.empty((stretch.stop - stretch.start, codec.block_bytes), np.uint8)
         at = offer.start + stretch.start * codec.block_bytes
-        each = cut.piece_blocks * codec.block_bytes
-        data = blocks.read_pieces(self.store, offer.payload, at, size, offer.pieces[first:last], each)
+        piece = cut.piece_blocks * codec.block_bytes
+        blocks.read_pieces(self.store, offer.payload, at, data, offer.pieces[first:last], piece)
         numbers = codec.decode(data)
         if not np.isfinite(numbers).all():
             raise Corrupt(f"what replica {offer.replica} offers in {offer.payload} is no numbers")
@@ -335,38 +350,38 @@ class Rounds:
     ) -> Shard:
         key = f"{self._round(number)}/state/{place:04d}-{self.replica}-{self.incarnation}.safetensors"
         raw = {"weights": weights.view(np.uint8), "momentum": momentum.view(np.uint8)}
-        start = blocks.write(self.store, key, raw)
-        each = 4 * BLOCK * self._cut.piece_blocks
-        told = (
-            [blocks.sha256(one[at : at + each]) for at in range(0, len(one), each)] for one in raw.values()
-        )
-        return Shard(*pieces, key, start, *(tuple(digests) for digests in told))
+        start, digests = blocks.write(self.store, key, raw, 4 * BLOCK * self._cut.piece_blocks)
+        return Shard(*pieces, key, start, *digests)
 
     def _state(self, commit: Commit, what: State, first: int = 0, last: int | None = None) -> Vector:
         """Of some pieces, from whichever shards they lie in."""
         cut = self._cut
         last = cut.pieces if last is None else last
-        wanted = cut.stretch(first, last)
-        found = np.empty((wanted.stop - wanted.start) * BLOCK, np.float32)
-        for shard in commit.shards:
-            low, high = max(first, shard.first), min(last, shard.last)
-            if low < high:
-                part = cut.stretch(low, high)
-                at = (part.start - wanted.start) * BLOCK
-                found[at : at + (part.stop - part.start) * BLOCK] = self._read_shard(shard, what, low, high)
+        wanted = cut.numbers(first, last)
+        found = np.empty(wanted.stop - wanted.start, np.float32)
+        parts = [
+            (shard, run)
+            for shard in commit.shards
+            for run in cut.runs(max(first, shard.first), min(last, shard.last))
+        ]
+
+        def work(part: tuple[Shard, tuple[int, int]]) -> None:
+            where = cut.numbers(*part[1])
+            into = found[where.start - wanted.start : where.stop - wanted.start]
+            self._read_shard(*part, what, into)
+
+        each(work, parts, READERS)
         return found
 
-    def _read_shard(self, shard: Shard, what: State, first: int, last: int) -> Vector:
-        whole, part = self._cut.stretch(shard.first, shard.last), self._cut.stretch(first, last)
-        number = 4 * BLOCK
-        start = shard.start + (part.start - whole.start) * number
+    def _read_shard(self, shard: Shard, run: tuple[int, int], what: State, into: Vector) -> None:
+        whole, part = self._cut.numbers(shard.first, shard.last), self._cut.numbers(*run)
+        start = shard.start + (part.start - whole.start) * 4
         if what == "momentum":
-            start += (whole.stop - whole.start) * number
-        digests = (shard.weights if what == "weights" else shard.momentum)[
-            first - shard.first : last - shard.first
-        ]
-        size, each = (part.stop - part.start) * number, self._cut.piece_blocks * number
-        return blocks.read_pieces(self.store, shard.key, start, size, digests, each).view(np.float32)
+            start += (whole.stop - whole.start) * 4
+        told = shard.weights if what == "weights" else shard.momentum
+        digests = told[run[0] - shard.first : run[1] - shard.first]
+        piece = 4 * BLOCK * self._cut.piece_blocks
+        blocks.read_pieces(self.store, shard.key, start, into.view(np.uint8), digests, piece)
 
     # -- committing -----------------------------------------------------------------------------------
 

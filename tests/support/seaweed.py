@@ -29,14 +29,18 @@ _PORTS = tuple(f"{part}.port{kind}" for part in ("s3", "filer", "volume", "maste
 class Seaweed:
     """An S3 server in a process of its own, on ports of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, volumes: int = 20) -> None:
+        """With so many volumes of 64 MB."""
         self._folder = Path(tempfile.mkdtemp(prefix="corral-s3-"))
         ports = _free_ports()
         self.endpoint = f"http://127.0.0.1:{ports['s3.port']}"
         self.log = self._folder / "log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [_program(), *_arguments(self._folder, ports)], stdout=log, stderr=log, start_new_session=True
+                [_program(), *_arguments(self._folder, ports, volumes)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._numbers = count(1)
         # It listens seconds before it takes a write.
@@ -75,7 +79,7 @@ def _program() -> str:
     return str(program)
 
 
-def _arguments(folder: Path, ports: Mapping[str, int]) -> list[str]:
+def _arguments(folder: Path, ports: Mapping[str, int], volumes: int) -> list[str]:
     (folder / "data").mkdir()
     identities = [_identity(_ADMIN, ["Admin"]), _identity(CREDENTIALS, _RIGHTS)]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
@@ -86,7 +90,7 @@ def _arguments(folder: Path, ports: Mapping[str, int]) -> list[str]:
         "s3.config": folder / "s3.json",
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
-        "volume.max": 20,
+        "volume.max": volumes,
         "master.volumeSizeLimitMB": 64,
         "master.telemetry": "false",
         **ports,
