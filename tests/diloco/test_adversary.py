@@ -476,7 +476,7 @@ def test_an_offer_that_was_edited_is_named(three: list[Replica], tmp_path: Path,
         three[1].learn()
         with pytest.raises(StoreError, match=r"is not what Corral wrote there|is packed as 'zip'"):
             three[1].meet()
-        assert three[1].store.get("run/commits/00000001.json") is None
+        assert three[1].store.get("run/rounds/00000001/members.json") is None
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,10 @@ def test_a_run_that_ended_goes_on_from_its_last_step(tmp_path: Path) -> None:
     assert again.outer[0].param_groups[0]["lr"] == 0.7
     again.steps(SYNC_EVERY - 1)
     assert again.manager.current_step() == 3
+    # Its window began with other weights, so that only the momentum moves on.
+    half = len(first.shared) // 2
+    for before, momentum, after in zip(first.shared, first.shared[half:], again.shared[:half], strict=False):
+        assert torch.allclose(after, before - 0.7 * 0.9 * (0.9 * momentum), atol=1e-6)
 
 
 def test_who_has_another_beginning_takes_that_of_the_first(tmp_path: Path) -> None:
