@@ -1,4 +1,4 @@
-"""Rounds in the control plane's store, over the socket that the worker opens for its child (`corral/rank.py`).
+"""Rounds in the control plane's store, over the socket that the worker opens for its child.
 
 Standard library only; neither a token nor a network is needed here. Each call is a connection of its own: a
 line of JSON, then what is to be stored in pieces, each after its length as four bytes, and a piece without

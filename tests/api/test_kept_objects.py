@@ -168,8 +168,8 @@ def test_they_outlive_an_attempt_and_the_former_is_fenced(live: LiveServer) -> N
 def test_bytes_stay_as_long_as_a_name_holds_them_and_go_when_none_does(
     live: LiveServer, worker: FakeHost
 ) -> None:
-    """DL-D07: deleted, written over, never named, or the run has ended for good. Also while the lease lives: a
-    run of weeks would keep the bytes of every round."""
+    """DL-D07: deleted, written over, never named, or the run has ended for good. Also while the lease lives:
+    a run of weeks would keep the bytes of every round."""
     lease = worker.run()
     keep, twice, over, gone, never, ended = (secrets.token_bytes(100) for _ in range(6))
     for key, data in [("keep", keep), ("once", twice), ("again", twice), ("over", over), ("gone", gone)]:

@@ -42,6 +42,13 @@ _CHUNK_BYTES = 1 << 20
 _TRIES = 5
 
 
+class HostDiskFull(CorralError):
+    """What a child writes has no room on its host."""
+
+    code = "host_disk_full"
+    hint = "Free some space on the host; the run's folder takes what its child writes at once."
+
+
 class Attempts(Protocol):
     """Asks the server again while it is away, until nobody waits for the answer."""
 
@@ -77,7 +84,7 @@ class KeptExchange:
             case "get":
                 return self._read()
             case "put":
-                with SpooledTemporaryFile(MAX_INLINE_BYTES, dir=self.folder) as file:
+                with SpooledTemporaryFile(MAX_INLINE_BYTES, dir=str(self.folder)) as file:
                     return self._write(self._received(file))
             case "delete":
                 key = question.text("key")
@@ -104,10 +111,16 @@ class KeptExchange:
             # It is read to its end all the same: the child hears the answer after that.
             exposed = exposed or self.secrets.find(tail + chunk)
             tail = (tail + chunk)[-overlap:] if overlap else b""
-            file.write(chunk)
+            self._spool(file, chunk)
         if exposed is not None:
             raise SecretExposed(f"an object contains the value of the secret {exposed}")
         return _SpooledContent(file, sha.hexdigest(), size)
+
+    def _spool(self, file: Spool, chunk: bytes) -> None:
+        try:
+            file.write(chunk)
+        except OSError as error:
+            raise HostDiskFull(f"the worker cannot write to {self.folder}: {error}") from error
 
     def _write(self, content: _SpooledContent) -> Message:
         for _ in range(_TRIES - 1):

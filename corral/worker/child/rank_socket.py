@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from corral.client.corral import Corral
-from corral.domain.errors import CorralError, InvalidInput, NoObject, PreconditionFailed
+from corral.domain.errors import CorralError, InvalidInput, NoObject, PreconditionFailed, ProjectFull
 from corral.domain.secrets.redact import SecretValues
 from corral.files.private import FILE_MODE
 from corral.files.untrusted import HeldFolder
@@ -197,6 +197,8 @@ class RankSocket:
         """Again while the server is away, until the question's own time is over or nobody waits for it."""
 
         def waits(error: CorralError) -> None:
+            if isinstance(error, ProjectFull):
+                logger.warning("%s waits for room: %s", self._session.lease.id, error.message)
             if time.monotonic() >= question.until or self._ended.is_set() or gone():
                 raise error
 
