@@ -110,7 +110,7 @@ class RankStore:
                 link.settimeout(self._patience_s + _SLACK_S)
                 yield link
         except RankError as error:
-            hint = error.hint or "Give a folder or a bucket as the store."
+            hint = f"{error.hint} Or give a folder or a bucket as the store.".strip()
             raise StoreError(f"the store of the control plane: {error.message}", hint=hint) from error
         except OSError as error:
             raise StoreError(f"the worker of this run does not answer: {error}") from error

@@ -1,0 +1,79 @@
+"""The forecast of traffic against rounds that really happen, in a store that counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from corral.diloco import blocks, codec
+from corral.diloco.codec import BLOCK, Compression
+from corral.diloco.rounds import RoundRules
+from corral.recipes import diloco_traffic
+from corral.recipes.diloco_traffic import Traffic, round_traffic, start_traffic
+from diloco.test_rounds import Replica, a_round
+
+# 300 blocks and a part of one: pieces of two blocks, shards of unequal size, and a last piece that is shorter.
+SIZE = 300 * BLOCK + 17
+
+
+def counted(replicas: list[Replica]) -> Traffic:
+    stores = [one.store for one in replicas]
+    return Traffic(
+        up=sum(one.up for one in stores),
+        down=sum(one.down for one in stores),
+        records=sum(one.records for one in stores),
+        puts=sum(one.puts for one in stores),
+        gets=sum(one.gets for one in stores),
+    )
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+@pytest.mark.parametrize("compression", ["none", "bf16", "int8", "int4"])
+def test_a_round_moves_the_bytes_that_were_forecast(
+    tmp_path: Path, members: int, compression: Compression
+) -> None:
+    """DL-D06: payloads and state to the byte. Records are no more than forecast but for those that are read again
+    while somebody waits; requests are no fewer than two thirds of it, and each wait adds no more than its own."""
+    rules = RoundRules(quorum=members, grace_s=600.0, compression=compression, poll_s=600.0)
+    replicas = [Replica(tmp_path, str(number), rules, size=SIZE) for number in range(members)]
+    a_round(replicas)
+    waits = 0
+
+    def wait(replica: Replica) -> None:
+        sleep = replica.rounds.sleep
+
+        def counts(seconds: float) -> None:
+            nonlocal waits
+            waits += 1
+            sleep(min(seconds, 0.05))
+
+        replica.rounds.sleep = counts
+
+    for one in replicas:
+        wait(one)
+        one.store.clear()
+    a_round(replicas)
+
+    said, seen = round_traffic(SIZE, members, compression), counted(replicas)
+    assert (seen.up, seen.down) == (said.up, said.down)
+    again = said.records // members + said.records // (2 * members)
+    assert said.records // 4 <= seen.records <= said.records + waits * again
+    assert said.requests * 2 / 3 <= seen.requests <= said.requests + waits * (6 + 2 * members)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_run_begins_with_what_was_forecast_at_most(tmp_path: Path, members: int) -> None:
+    """Who comes after another finds the first weights there."""
+    replicas = [Replica(tmp_path, str(number), RoundRules(), size=SIZE) for number in range(members)]
+
+    said, seen = start_traffic(SIZE, members), counted(replicas)
+    assert seen.down == said.down
+    assert said.up / members == seen.up
+    assert seen.records <= said.records
+    assert seen.requests <= said.requests
+
+
+def test_the_formula_has_the_sizes_of_the_protocol() -> None:
+    assert diloco_traffic.BLOCK == codec.BLOCK
+    assert diloco_traffic.MOST_PIECES == blocks._MOST_PIECES
