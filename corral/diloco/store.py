@@ -12,7 +12,7 @@ from corral.diloco.round_store import RoundStore, StoredObject, StoreError
 __all__ = ["RoundStore", "StoreError", "StoredObject", "check_store", "open_store"]
 
 # The store of the control plane, which each process of a run reaches through its worker.
-CONTROL_PLANE = "corral"
+OWN_STORE = "corral"
 _BUCKETS = ("s3://", "gs://", "az://")
 
 
@@ -21,7 +21,7 @@ def open_store(url: str, *, endpoint: str | None = None, patience_s: float = 60.
 
     `endpoint` is for a store that speaks S3 and is not Amazon's. Each call is tried for `patience_s`.
     """
-    if url == CONTROL_PLANE:
+    if url == OWN_STORE:
         return RankStore()
     if not url.startswith(_BUCKETS):
         path = url.removeprefix("file://")

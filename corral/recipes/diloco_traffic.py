@@ -1,8 +1,8 @@
 """What replicas that meet in a store send and fetch there, and what that costs: a closed formula.
 
-It follows `corral/diloco/rounds.py` object by object. Of each round with all replicas in it, payloads and shards
+It follows `corral/diloco/rounds.py` object by object. Of a round with all replicas in it, payloads and shards
 are counted to the byte. Records (offers, memberships, shards, commits: JSON with a digest for each piece) are
-counted as they are at most, and requests as they are where nobody waits: whoever waits asks again every `poll_s`.
+counted as they are at most, and requests as they are where nobody waits: who waits asks again every `poll_s`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 Compression = Literal["none", "bf16", "int8", "int4"]
@@ -143,8 +144,8 @@ def round_traffic(size: int, members: int, compression: Compression) -> Traffic:
     # Read by each: all offers, the membership, the shards, and the commit twice.
     fetched = members * (members * offer + membership + shard_records + 2 * commit + 2 * _RECORD_BYTES)
     puts = members * _puts(payload) + sum(_puts(_object_bytes(_state(n))) for n in shards)
-    # Offer, membership, commit, two lists of the membership's and one of the shards; the time, which is a put;
-    # the least member lists what is old, and the record of each shard.
+    # Offer, membership, commit, two lists for the membership and one of the shards; the time, which is a put;
+    # the least member lists what is old; and the record of each shard.
     puts += members * 7 + filled + 1
     # The seat, three looks for the commit and two for the membership, the offers, the commit and the shards.
     gets = members * (8 + members + filled) + 1 * filled
@@ -154,7 +155,7 @@ def round_traffic(size: int, members: int, compression: Compression) -> Traffic:
 
 
 def start_traffic(size: int, members: int) -> Traffic:
-    """All begin at once: each may put the first weights before it sees another's, and reads those that count."""
+    """All begin at once: each may put the first weights before it sees another's, and reads what counts."""
     blocks, pieces, _ = _cut(size, members)
     first = _object_bytes(_state(blocks))
     commit = 2 * _RECORD_BYTES + 2 * _DIGEST_BYTES * pieces
@@ -164,8 +165,8 @@ def start_traffic(size: int, members: int) -> Traffic:
 
 
 def _rounds(at: int, steps: int, inner_steps: int) -> int:
-    """How many steps up to the last one are the `at`-th of a cycle."""
-    return max(0, (steps - at) // inner_steps + 1) if at else 0
+    """One after step `at` of each cycle, and one after the last step of the run."""
+    return max(1, -(-(steps - at) // inner_steps) + 1)
 
 
 def _cut(size: int, members: int) -> tuple[int, int, list[int]]:
@@ -174,7 +175,7 @@ def _cut(size: int, members: int) -> tuple[int, int, list[int]]:
     each = max(1, -(-blocks // MOST_PIECES))
     pieces = -(-blocks // each)
     bounds = [min(number * pieces // members * each, blocks) for number in range(members + 1)]
-    shards = [last - first for first, last in zip(bounds, bounds[1:], strict=False) if first < last]
+    shards = [last - first for first, last in pairwise(bounds) if first < last]
     return blocks, pieces, shards
 
 

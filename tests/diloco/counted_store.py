@@ -14,7 +14,7 @@ GETS = {"get": 1, "read_into": 2, "now": 1}
 
 
 class CountedStore:
-    """Passes everything on. `up` and `down` are the bytes of payloads and state, `records` those of all else."""
+    """Passes everything on. `up` and `down` are bytes of payloads and state, `records` those of all else."""
 
     def __init__(self, inner: RoundStore) -> None:
         self.inner, self.calls = inner, Counter[str]()

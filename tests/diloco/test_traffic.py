@@ -13,7 +13,7 @@ from corral.recipes import diloco_traffic
 from corral.recipes.diloco_traffic import Traffic, round_traffic, start_traffic
 from diloco.test_rounds import Replica, a_round
 
-# 300 blocks and a part of one: pieces of two blocks, shards of unequal size, and a last piece that is shorter.
+# 301 blocks: pieces of two, the last one shorter, in shards of unequal size.
 SIZE = 300 * BLOCK + 17
 
 
@@ -33,8 +33,8 @@ def counted(replicas: list[Replica]) -> Traffic:
 def test_a_round_moves_the_bytes_that_were_forecast(
     tmp_path: Path, members: int, compression: Compression
 ) -> None:
-    """DL-D06: payloads and state to the byte. Records are no more than forecast but for those that are read again
-    while somebody waits; requests are no fewer than two thirds of it, and each wait adds no more than its own."""
+    """DL-D06: payloads and state to the byte. Records are at most as forecast, but for those that are read
+    again while somebody waits; there are two thirds of the requests at least, and each wait adds its own."""
     rules = RoundRules(quorum=members, grace_s=600.0, compression=compression, poll_s=600.0)
     replicas = [Replica(tmp_path, str(number), rules, size=SIZE) for number in range(members)]
     a_round(replicas)
