@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from corral.diloco.round_store import Buffer, StoredObject, StoreError, checked_key, checked_prefix
+from corral.diloco.round_store import (
+    Buffer,
+    StoredObject,
+    StoreError,
+    StoreRefused,
+    checked_key,
+    checked_prefix,
+)
 from corral.rank import RankError, worker_link
 
 # A server that is away comes back; a child whose worker is gone is ended with it.
@@ -111,7 +118,7 @@ class RankStore:
                 yield link
         except RankError as error:
             hint = f"{error.hint} Or give a folder or a bucket as the store.".strip()
-            raise StoreError(f"the store of the control plane: {error.message}", hint=hint) from error
+            raise StoreRefused(f"the store of the control plane: {error.message}", hint=hint) from error
         except OSError as error:
             raise StoreError(f"the worker of this run does not answer: {error}") from error
 

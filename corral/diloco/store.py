@@ -7,7 +7,7 @@ from pathlib import Path
 
 from corral.diloco.folder_store import FolderStore
 from corral.diloco.rank_store import RankStore
-from corral.diloco.round_store import RoundStore, StoredObject, StoreError
+from corral.diloco.round_store import RoundStore, StoredObject, StoreError, StoreRefused
 
 __all__ = ["RoundStore", "StoreError", "StoredObject", "check_store", "open_store"]
 
@@ -34,7 +34,7 @@ def open_store(url: str, *, endpoint: str | None = None, patience_s: float = 60.
     try:
         from corral.diloco.bucket_store import BucketStore  # noqa: PLC0415 - obstore is an extra
     except ImportError:
-        raise StoreError(
+        raise StoreRefused(
             f"{url} needs obstore, which is not installed", hint="Install it with `pip install 'corral[s3]'`."
         ) from None
     return BucketStore(url, endpoint=endpoint, patience_s=patience_s)
