@@ -72,11 +72,22 @@ class TrafficPrices:
     source: str
 
     def cost(self, traffic: Traffic) -> float | None:
-        """Of what is fetched, and of the requests; None if a price is not known."""
+        """Of what is fetched, and of the requests; None if a price is not known. Records count as fetched:
+        each is read more often than it is written."""
         if self.per_gb is None or self.per_1000_puts is None or self.per_1000_gets is None:
             return None
         fetched = (traffic.down + traffic.records) / GB * self.per_gb
         return fetched + traffic.puts / 1000 * self.per_1000_puts + traffic.gets / 1000 * self.per_1000_gets
+
+    def replaced(self, per_gb: float | None, per_1000_requests: float | None) -> TrafficPrices:
+        """With those that the user gives. Where only bytes have a price, requests have none."""
+        if per_gb is None and per_1000_requests is None:
+            return self
+        puts, gets = self.per_1000_puts or 0.0, self.per_1000_gets or 0.0
+        if per_1000_requests is not None:
+            puts = gets = per_1000_requests
+        source = "the run file's prices" + ("" if self.per_gb is None else f", and {self.source}")
+        return TrafficPrices(self.per_gb if per_gb is None else per_gb, puts, gets, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,7 @@ class RunTraffic:
     whole: Traffic
 
 
-FREE = TrafficPrices(0.0, 0.0, 0.0, "no price: it is your own")
+OWN = TrafficPrices(None, None, None, "no price is known of a store of your own")
 S3 = TrafficPrices(0.09, 0.005, 0.0004, "S3's list price in us-east-1, out to the internet")
 UNKNOWN = TrafficPrices(None, None, None, "the price of this store is not known")
 
@@ -99,7 +110,7 @@ def list_prices(store: str, *, has_endpoint: bool = False) -> TrafficPrices:
     """Of what is well known; a store that only speaks S3 (`has_endpoint`) has prices of its own."""
     if store.startswith("s3://"):
         return UNKNOWN if has_endpoint else S3
-    return UNKNOWN if store.startswith(("gs://", "az://")) else FREE
+    return UNKNOWN if store.startswith(("gs://", "az://")) else OWN
 
 
 def run_traffic(

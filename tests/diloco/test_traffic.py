@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from corral.diloco import blocks, codec
 from corral.diloco.codec import BLOCK, Compression
+from corral.diloco.folder_store import FolderStore
+from corral.diloco.loop import OuterLoop
 from corral.diloco.rounds import RoundRules
 from corral.recipes import diloco_traffic
-from corral.recipes.diloco_traffic import Traffic, round_traffic, start_traffic
+from corral.recipes.diloco_traffic import Traffic, even_sizes, round_traffic, run_traffic, start_traffic
+from diloco.counted_store import CountedStore
 from diloco.test_rounds import Replica, a_round
 
 # 301 blocks: pieces of two, the last one shorter, in shards of unequal size.
@@ -72,6 +77,50 @@ def test_a_run_begins_with_what_was_forecast_at_most(tmp_path: Path, members: in
     assert said.up / members == seen.up
     assert seen.records <= said.records
     assert seen.requests <= said.requests
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_a_whole_run_moves_what_was_forecast(tmp_path: Path, fragments: int) -> None:
+    """From the first weights to the last round of each fragment, by the loop that users have."""
+    steps, inner, members = 25, 9, 2
+    params = {f"p{number}": np.zeros((number + 1) * 3000, np.float32) for number in range(5)}
+    sizes = [sum(params[name].size for name in sorted(params)[n::fragments]) for n in range(fragments)]
+    stores = [CountedStore(FolderStore(tmp_path)) for _ in range(members)]
+    rounds: list[int] = []
+
+    def work(replica: int) -> None:
+        loop = OuterLoop(
+            {name: one.copy() for name, one in params.items()},
+            store=stores[replica],
+            run="run",
+            replica=replica,
+            inner_steps=inner,
+            quorum=members,
+            grace=600.0,
+            compress="int8",
+            fragments=fragments,
+            poll_s=0.05,
+            total=steps,
+        )
+        reports = [report for _ in range(steps) for report in loop.step()] + loop.finish()
+        rounds.append(len(reports))
+
+    threads = [threading.Thread(target=work, args=(replica,)) for replica in range(members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    said = run_traffic(sizes, steps=steps, inner_steps=inner, members=members, compression="int8")
+    assert rounds == [said.rounds] * members
+    assert sum(one.down for one in stores) == said.whole.down
+    # The first weights are put by one replica at least, and by each at most.
+    up = sum(one.up for one in stores)
+    assert said.whole.up - said.start.up // members <= up <= said.whole.up
+    even = run_traffic(
+        even_sizes(sum(sizes), fragments), steps=steps, inner_steps=inner, members=members, compression="int8"
+    )
+    assert even.whole.total == pytest.approx(said.whole.total, rel=0.1)
 
 
 def test_the_formula_has_the_sizes_of_the_protocol() -> None:

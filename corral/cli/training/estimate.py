@@ -14,6 +14,7 @@ from corral.cli.display import render
 from corral.cli.display.bars import step_bar
 from corral.cli.display.curves import thousands
 from corral.cli.options import AsJson
+from corral.cli.training.traffic import show_traffic
 from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
 from corral.client.training.estimate import (
@@ -25,6 +26,7 @@ from corral.client.training.estimate import (
 )
 from corral.client.training.material import MaterialReader, TrainingMaterial
 from corral.client.training.placement import ForecastSubject, with_model
+from corral.client.training.traffic import estimate_traffic
 from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
 from corral.durations import format_duration
 from corral.recipes.train import to_table
@@ -62,11 +64,15 @@ def estimate(
         spec, known, notes = _ask(settings, run_file, folder, material, subjects[0])
     found = estimate_machines(subjects, spec, known, today=datetime.now(UTC).date())
     notes = [*material.notes, *notes, *found.notes, *_of_the_disk(material, spec)]
+    traffic = estimate_traffic(run_file, subjects[0])
     if as_json:
         table = _table(run_file, subjects[0], found, notes)
-        render.show_json({**table, "disk": _disk(material, spec)})
+        moved = None if traffic is None else traffic.table()
+        render.show_json({**table, "disk": _disk(material, spec), "traffic": moved})
         return
     _show(run_file, subjects[0], found, notes, every=every)
+    if traffic is not None:
+        show_traffic(traffic, runs=found.runs)
 
 
 def _disk(material: TrainingMaterial, spec: RunSpec) -> dict[str, int | None]:
