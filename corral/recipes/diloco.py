@@ -182,7 +182,8 @@ def _bytes(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is no size")
     base = 1024 if "I" in match[2].upper() else 1000
-    return float(match[1]) * base ** "BKMGTP".index((match[2].upper() or "B")[0])
+    power = "BKMGTP".index((match[2].upper() or "B")[0])
+    return float(match[1]) * float(base**power)
 
 
 # -- rules between settings -----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Un
 from corral.durations import format_duration
 from corral.recipes.train import to_table
 from corral.settings import Settings, process_environment, read_settings
+from corral.wire.runs import HostVerdict
 from corral.wire.spec.run_file import RunFile, RunSpec
 
 # Of cards that cannot be had anyway, the best are enough; --json has all.
@@ -111,14 +112,28 @@ def _ask(
         with connect(settings) as corral:
             with step_bar() as bar:
                 prepared = RunPreparer(corral, folder, process_environment(), bar).plan(run_file)
-            placements = corral.runs.try_out(prepared.specs[:1]).hosts
-            return prepared.specs[0], FleetSnapshot(corral.hosts.all(), placements), []
+            hosts = corral.hosts.all()
+            try:
+                placements = corral.runs.try_out(prepared.specs[:1]).hosts
+            except InvalidInput as error:
+                # What it would move and need is asked before there are hosts for all of it.
+                if (why := _too_many_replicas(error)) is None:
+                    raise
+                placements = [
+                    HostVerdict(host=host.name, host_id=host.id, eligible=False, reasons=[why])
+                    for host in hosts
+                ]
+            return prepared.specs[0], FleetSnapshot(hosts, placements), []
     except (ServerUnreachable, Unauthenticated) as error:
         alone = with_model(run_file.resources, material.model.disk_bytes)
         if "gpus" not in alone.model_fields_set:
             alone = alone.model_copy(update={"gpus": 1})
         spec = RunSpec(model=run_file.model, train=to_table(subject.train), resources=alone)
         return spec, FleetSnapshot(), [f"no hosts are known: {error.message}"]
+
+
+def _too_many_replicas(error: InvalidInput) -> str | None:
+    return next((field.message for field in error.fields if field.path.endswith("replicas")), None)
 
 
 def _table(
