@@ -273,6 +273,11 @@ def _put(
     return "refused" not in answer
 
 
+def worker_link() -> socket.socket:
+    """A connection to the worker of this rank, to be closed by whoever asks for it."""
+    return _connected(_variable("CORRAL_RANK_SOCKET"))
+
+
 def _ask(do: str, *, timeout_s: float = PATIENCE_S, **question: Any) -> dict[str, Any]:
     path = _variable("CORRAL_RANK_SOCKET")
     timeout_s = min(timeout_s, _LONGEST_S)

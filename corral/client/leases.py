@@ -5,7 +5,9 @@ One try each: a worker has loops and a spool of its own, and must see at once th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from pydantic import BaseModel
@@ -13,13 +15,14 @@ from pydantic import JsonValue as Json
 
 from corral.client.api import Api
 from corral.client.artifacts import manifest_of
-from corral.client.files.blobs import BlobSink, BlobSource
+from corral.client.files.blobs import READ_BYTES, BlobSink, BlobSource
 from corral.client.files.tree import Tree
 from corral.client.http.errors import rebuild
 from corral.client.http.transport import POLL_SLACK_S, M, Params
 from corral.domain.errors import CorralError
 from corral.domain.protocol import OLDEST
 from corral.wire.artifacts import ArtifactView
+from corral.wire.blobs import StoredBlob
 from corral.wire.leases import (
     BeatAnswer,
     BeatRequest,
@@ -27,6 +30,7 @@ from corral.wire.leases import (
     ClaimRequest,
     FailRequest,
     FinishRequest,
+    KeptObjectList,
     ObjectAnswer,
     ObjectList,
     OutcomeAnswer,
@@ -46,6 +50,14 @@ class ObjectVersion(NamedTuple):
 
     body: bytes
     etag: str
+
+
+class KeptContent(NamedTuple):
+    """A part of an object that the run keeps, or all of it, while it comes."""
+
+    size: int
+    etag: str
+    chunks: Iterator[bytes]
 
 
 class Leases(Api):
@@ -158,6 +170,67 @@ class Leases(Api):
     def object_keys(self, lease_id: str, epoch: int, prefix: str, *, after: str = "") -> ObjectList:
         params: Params = {"epoch": epoch, "prefix": prefix, "after": after}
         return self._transport.once("GET", self._path(lease_id, "objects"), ObjectList, params=params)
+
+    def put_kept(
+        self,
+        lease_id: str,
+        epoch: int,
+        key: str,
+        content: bytes | StoredBlob,
+        *,
+        create: bool = False,
+        if_match: str | None = None,
+        request_id: str | None = None,
+    ) -> ObjectAnswer:
+        """An object that the run keeps: small content, or what `passing_sink` has brought.
+
+        PreconditionFailed as for `put_object`.
+        """
+        headers = {"if-none-match": "*"} if create else {}
+        if if_match is not None:
+            headers["if-match"] = if_match
+        params: Params = {"epoch": epoch, "request_id": request_id}
+        body = b""
+        if isinstance(content, bytes):
+            body = content
+        else:
+            params = {**params, "sha256": content.sha256, "size": content.size}
+        path = self._path(lease_id, "kept", *key.split("/"))
+        return self._transport.once("PUT", path, ObjectAnswer, content=body, params=params, headers=headers)
+
+    def passing_sink(self, lease_id: str, epoch: int) -> BlobSink:
+        """Where bytes are sent that `put_kept` names next."""
+        sink = BlobSink.of_lease(self._transport, lease_id, epoch)
+        return replace(sink, params={**sink.params, "passing": 1})
+
+    @contextmanager
+    def read_kept(
+        self,
+        lease_id: str,
+        epoch: int,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+    ) -> Iterator[KeptContent]:
+        """NoObject if there is none; PreconditionFailed if it has another ETag."""
+        params: Params = {"epoch": epoch, "start": start, "length": length}
+        headers = {} if if_match is None else {"if-match": if_match}
+        path = self._path(lease_id, "kept", *key.split("/"))
+        with self._transport.stream("GET", path, params=params, headers=headers) as answer:
+            size, etag = int(answer.headers["content-length"]), answer.headers["etag"]
+            yield KeptContent(size, etag, answer.iter_raw(READ_BYTES))
+
+    def delete_kept(self, lease_id: str, epoch: int, key: str) -> None:
+        path = self._path(lease_id, "kept", *key.split("/"))
+        self._transport.raw("DELETE", path, params={"epoch": epoch})
+
+    def kept(
+        self, lease_id: str, epoch: int, prefix: str = "", *, after: str = "", limit: int = 1000
+    ) -> KeptObjectList:
+        params: Params = {"epoch": epoch, "prefix": prefix, "after": after, "limit": limit}
+        return self._transport.once("GET", self._path(lease_id, "kept"), KeptObjectList, params=params)
 
     def _object(self, lease_id: str, key: str) -> str:
         # Keys may hold slashes; each part is quoted by itself.

@@ -6,30 +6,29 @@ import secrets
 from pathlib import Path
 
 from corral.diloco.folder_store import FolderStore
+from corral.diloco.rank_store import RankStore
 from corral.diloco.round_store import RoundStore, StoredObject, StoreError, StoreRefused
 
 __all__ = ["RoundStore", "StoreError", "StoredObject", "check_store", "open_store"]
 
-_BUCKETS = ("s3://", "gs://", "az://")
-# That of the control plane, for replicas that are ranks of a run.
+# The store of the control plane, which each process of a run reaches through its worker.
 OWN_STORE = "corral"
+_BUCKETS = ("s3://", "gs://", "az://")
 
 
 def open_store(url: str, *, endpoint: str | None = None, patience_s: float = 60.0) -> RoundStore:
-    """A folder by its path, or `s3://bucket/prefix` (`gs://`, `az://`).
+    """A folder by its path, `s3://bucket/prefix` (`gs://`, `az://`), or `corral` in a run.
 
     `endpoint` is for a store that speaks S3 and is not Amazon's. Each call is tried for `patience_s`.
     """
     if url == OWN_STORE:
-        raise StoreRefused(
-            "the control plane has no store for rounds",
-            hint="Name one: a folder that all hosts share, or s3://bucket/prefix.",
-        )
+        return RankStore()
     if not url.startswith(_BUCKETS):
         path = url.removeprefix("file://")
         if "://" in path or not path:
             raise StoreError(
-                f"no store is known by {url!r}", hint="Name a folder, or s3://, gs:// or az:// and a bucket."
+                f"no store is known by {url!r}",
+                hint="Name a folder, s3://, gs:// or az:// and a bucket, or corral in a run.",
             )
         return FolderStore(Path(path))
     try:

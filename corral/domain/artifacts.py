@@ -85,6 +85,22 @@ class NamedObject(NamedTuple):
     updated_at: float
 
 
+# An object that a run keeps and that is no larger comes with its name, and not as a blob before it.
+MAX_INLINE_BYTES = 1 << 20
+
+
+class KeptObject(NamedTuple):
+    """A name that a run has for a blob, over all its attempts. `updated_at` is the server's time."""
+
+    run_id: RunId
+    key: str
+    etag: str
+    digest: Digest
+    size: int
+    epoch: int
+    updated_at: float
+
+
 class ObjectCounts(NamedTuple):
     """Whose attempt the objects of a run are, how many they are and how many bytes they have."""
 

@@ -18,8 +18,11 @@ from corral.recipes.train import TrainError
 
 # What `store` is called where it is left out: the one that the control plane has.
 OWN_STORE = "corral"
+# Settings that only the forecast reads.
+FORECAST_ONLY = frozenset({"price_per_gb", "price_per_1000_requests", "max_traffic"})
 _LONGEST_GRACE_S = 366 * 86400.0
 _BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?")
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*((?:[KMGTP]i?)?B?)\s*", re.IGNORECASE)
 _SHARED = "write the whole path of a folder that all hosts of the run share, or s3://bucket/prefix"
 
 
@@ -98,6 +101,24 @@ class Diloco:
         max_chars=1024,
     )
 
+    price_per_gb: float | None = setting(
+        "Dollars for each GB (1e9 bytes) that is fetched from the store. The forecast knows S3's list price.",
+        default=None,
+        ge=0,
+        le=1000,
+    )
+    price_per_1000_requests: float | None = setting(
+        "Dollars for each thousand requests to the store.", default=None, ge=0, le=1000
+    )
+    max_traffic: str | float | None = setting(
+        "A run whose replicas are forecast to send and fetch more than this is refused at submit: bytes, or "
+        'text such as "500GB".',
+        default=None,
+        gt=0,
+        le=1e18,
+        max_chars=64,
+    )
+
     REFUSED: ClassVar[dict[str, str]] = {
         "replicas": "it stands at the top of the run file",
         "steps": "it is `train.steps`, and counts the inner steps of each replica",
@@ -106,6 +127,10 @@ class Diloco:
     @property
     def grace_s(self) -> float:
         return parse_duration(self.grace) if isinstance(self.grace, str) else self.grace
+
+    @property
+    def max_traffic_bytes(self) -> float | None:
+        return _bytes(self.max_traffic) if isinstance(self.max_traffic, str) else self.max_traffic
 
 
 class RankRange(NamedTuple):
@@ -129,7 +154,12 @@ def parse(table: object, ranks: RankRange) -> Diloco:
             ]
     if problems:
         raise TrainError(problems)
-    return replace(found, quorum=found.quorum or ranks.least, grace=found.grace_s)
+    return replace(
+        found,
+        quorum=found.quorum or ranks.least,
+        grace=found.grace_s,
+        max_traffic=found.max_traffic_bytes,
+    )
 
 
 def to_table(diloco: Diloco) -> dict[str, Any]:
@@ -144,6 +174,16 @@ def json_schema() -> dict[str, Any]:
 
 def is_folder(store: str | None) -> bool:
     return store not in (None, OWN_STORE) and "://" not in str(store).removeprefix("file://")
+
+
+def _bytes(text: str) -> float:
+    """ValueError if it is no size."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size")
+    base = 1024 if "I" in match[2].upper() else 1000
+    power = "BKMGTP".index((match[2].upper() or "B")[0])
+    return float(match[1]) * float(base**power)
 
 
 # -- rules between settings -----------------------------------------------------------------------------
@@ -169,6 +209,16 @@ def _grace(found: Diloco, ranks: RankRange) -> Found:
         return
     if not (grace_s == 0 or LEAST_S <= grace_s <= _LONGEST_GRACE_S):
         yield "grace", "is longer than a year, or shorter than a millisecond", "30 s is usual"
+
+
+def _max_traffic(found: Diloco, ranks: RankRange) -> Found:
+    try:
+        most = found.max_traffic_bytes
+    except ValueError as error:
+        yield "max_traffic", str(error), 'as in max_traffic = "500GB"'
+        return
+    if most == 0:
+        yield "max_traffic", "is 0", "replicas that meet send something; leave it out, or raise it"
 
 
 def _fragments(found: Diloco, ranks: RankRange) -> Found:
@@ -220,6 +270,7 @@ def _store(found: Diloco, ranks: RankRange) -> Found:
 _RULES: tuple[tuple[tuple[str, ...], Find], ...] = (
     (("quorum",), _quorum),
     (("grace",), _grace),
+    (("max_traffic",), _max_traffic),
     (("inner_steps", "fragments"), _fragments),
     (("inner_steps", "fragments", "delay"), _delay),
     (("store",), _store),

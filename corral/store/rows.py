@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
-from corral.domain.artifacts import Artifact, ArtifactFile, Blob, NamedObject, ObjectCounts, Segment
+from corral.domain.artifacts import (
+    Artifact,
+    ArtifactFile,
+    Blob,
+    KeptObject,
+    NamedObject,
+    ObjectCounts,
+    Segment,
+)
 from corral.domain.audit import AuditEntry
 from corral.domain.calls import CallRecord, Chunk
 from corral.domain.endpoints import (
@@ -95,6 +103,7 @@ INSTANCE = RecordKind(Instance)
 LEASE = RecordKind(Lease)
 MANIFEST = RecordKind(Manifest)
 MANIFEST_RUN = RecordKind(ManifestRun)
+KEPT_OBJECT = RecordKind(KeptObject)
 OBJECT = RecordKind(NamedObject)
 OBJECT_COUNTS = RecordKind(ObjectCounts)
 PARENT = RecordKind(Parent)

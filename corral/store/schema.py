@@ -14,7 +14,7 @@ from corral.store.statements import HERE, Dialect, ddl
 
 log = logging.getLogger("corral.server")
 # Oldest first. A revision that is not here was made by a newer server.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0011")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0011", "0012")
 HEAD = REVISIONS[-1]
 # A migration that older servers cannot work with raises this and `corral_schema.needs` by one.
 GENERATION = 1

@@ -18,7 +18,7 @@ from corral.store.tables.leases import SqlLeases
 from corral.store.tables.logs import SqlLogs
 from corral.store.tables.loops import SqlLoops
 from corral.store.tables.manifests import SqlManifests
-from corral.store.tables.objects import SqlObjects
+from corral.store.tables.objects import SqlKeptObjects, SqlObjects
 from corral.store.tables.placements import SqlExecutors, SqlPlacements
 from corral.store.tables.quotas import SqlQuotas
 from corral.store.tables.runs import SqlRuns
@@ -55,6 +55,7 @@ class Tx:
         self.loops = SqlLoops(connection)
         self.manifests = SqlManifests(connection)
         self.objects = SqlObjects(connection)
+        self.kept = SqlKeptObjects(connection)
         self.placements = SqlPlacements(connection)
         self.quotas = SqlQuotas(connection)
         self.runs = SqlRuns(connection)

@@ -204,6 +204,23 @@ class ObjectList(Answer):
     next: str | None = None
 
 
+class KeptObjectView(Answer):
+    """`modified` is the server's time in seconds since 1970."""
+
+    key: str
+    size: int
+    etag: str
+    modified: float
+
+
+class KeptObjectList(Answer):
+    """`now` is the server's time, by which `modified` goes."""
+
+    objects: list[KeptObjectView]
+    next: str | None = None
+    now: float
+
+
 class OutcomeReport(Strict):
     """The same as one call of `finish`, `fail` or `stopped`."""
 

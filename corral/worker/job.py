@@ -236,7 +236,8 @@ class LeaseJob:
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints, serving)
         is_engine = self.lease.spec.kind == "train"
         codes = ENGINE_CODES if is_engine else {}
-        with nullcontext() if serving else RankSocket(self._session, self._workspace.rank_socket):
+        meeting = RankSocket(self._session, self._workspace.rank_socket, prepared.secrets)
+        with nullcontext() if serving else meeting:
             ended = supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes)
         # On a GPU the engine's tokens are there, and not in the memory that the kernel gives out.
         ended = replace(ended, has_gpus=bool(self.lease.gpus), shrinks=is_engine and not self.lease.gpus)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.faulty_s3 import COMMON, Fault, FaultyS3, faulty
+from support.live_server import LiveServer, serve
+from support.rank_place import rank_socket
 from support.seaweed import seaweed
 from support.waiting import eventually
 
@@ -46,8 +48,25 @@ class _Place:
         )
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with serve(tmp_path_factory.mktemp("home")) as server:
+        yield server
+
+
+@pytest.fixture
+def in_a_run(live: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Place]:
+    """The control plane's own, through a worker's socket."""
+    with rank_socket(live, tmp_path) as path:
+        monkeypatch.setenv("CORRAL_RANK_SOCKET", str(path))
+        yield _Place("corral", None)
+
+
+@pytest.fixture(params=["folder", "s3", "control plane"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> _Place:
+    if request.param == "control plane":
+        found: _Place = request.getfixturevalue("in_a_run")
+        return found
     if request.param == "folder":
         return _Place(str(tmp_path / "rounds"), None)
     return _Place(seaweed().fresh_url(), seaweed().endpoint)

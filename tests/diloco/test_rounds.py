@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,47 +16,14 @@ from corral.diloco.blocks import Corrupt
 from corral.diloco.codec import BLOCK, Compression, Vector
 from corral.diloco.folder_store import FolderStore
 from corral.diloco.outer import OuterOptimizer
-from corral.diloco.round_store import Buffer, RoundStore, StoredObject, StoreError
+from corral.diloco.round_store import StoreError
 from corral.diloco.rounds import NotFinite, Outcome, ReplicaReplaced, RoundRules, Rounds
+from diloco.counted_store import CountedStore
 
 SIZE = 20 * BLOCK + 5
 # Long enough for all who are there, also on a busy machine.
 RULES = RoundRules(quorum=2, grace_s=30.0, poll_s=0.01)
 HASTY = replace(RULES, grace_s=0.2)
-
-
-class CountedStore:
-    """Passes everything on, and counts the bytes of payloads and state in each direction."""
-
-    def __init__(self, inner: RoundStore) -> None:
-        self.inner, self.up, self.down = inner, 0, 0
-
-    def put(self, key: str, data: Buffer | Iterable[Buffer]) -> str:
-        pieces = [data] if isinstance(data, Buffer) else list(data)
-        self.up += sum(len(memoryview(piece).cast("B")) for piece in pieces)
-        return self.inner.put(key, pieces)
-
-    def read_into(self, key: str, buffer: bytearray | memoryview, start: int = 0) -> int | None:
-        self.down += len(buffer)
-        return self.inner.read_into(key, buffer, start)
-
-    def create(self, key: str, data: Buffer) -> bool:
-        return self.inner.create(key, data)
-
-    def replace(self, key: str, data: Buffer, etag: str) -> bool:
-        return self.inner.replace(key, data, etag)
-
-    def get(self, key: str) -> tuple[bytes, str] | None:
-        return self.inner.get(key)
-
-    def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        return self.inner.list(prefix)
-
-    def delete(self, key: str) -> None:
-        self.inner.delete(key)
-
-    def now(self) -> float:
-        return self.inner.now()
 
 
 class Replica:

@@ -14,6 +14,7 @@ from corral.cli.display import render
 from corral.cli.display.bars import step_bar
 from corral.cli.display.curves import thousands
 from corral.cli.options import AsJson
+from corral.cli.training.traffic import show_traffic
 from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
 from corral.client.training.estimate import (
@@ -25,10 +26,12 @@ from corral.client.training.estimate import (
 )
 from corral.client.training.material import MaterialReader, TrainingMaterial
 from corral.client.training.placement import ForecastSubject, with_model
+from corral.client.training.traffic import estimate_traffic
 from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
 from corral.durations import format_duration
 from corral.recipes.train import to_table
 from corral.settings import Settings, process_environment, read_settings
+from corral.wire.runs import HostVerdict
 from corral.wire.spec.run_file import RunFile, RunSpec
 
 # Of cards that cannot be had anyway, the best are enough; --json has all.
@@ -62,11 +65,15 @@ def estimate(
         spec, known, notes = _ask(settings, run_file, folder, material, subjects[0])
     found = estimate_machines(subjects, spec, known, today=datetime.now(UTC).date())
     notes = [*material.notes, *notes, *found.notes, *_of_the_disk(material, spec)]
+    traffic = estimate_traffic(run_file, subjects[0])
     if as_json:
         table = _table(run_file, subjects[0], found, notes)
-        render.show_json({**table, "disk": _disk(material, spec)})
+        moved = None if traffic is None else traffic.table()
+        render.show_json({**table, "disk": _disk(material, spec), "traffic": moved})
         return
     _show(run_file, subjects[0], found, notes, every=every)
+    if traffic is not None:
+        show_traffic(traffic, runs=found.runs)
 
 
 def _disk(material: TrainingMaterial, spec: RunSpec) -> dict[str, int | None]:
@@ -105,14 +112,28 @@ def _ask(
         with connect(settings) as corral:
             with step_bar() as bar:
                 prepared = RunPreparer(corral, folder, process_environment(), bar).plan(run_file)
-            placements = corral.runs.try_out(prepared.specs[:1]).hosts
-            return prepared.specs[0], FleetSnapshot(corral.hosts.all(), placements), []
+            hosts = corral.hosts.all()
+            try:
+                placements = corral.runs.try_out(prepared.specs[:1]).hosts
+            except InvalidInput as error:
+                # What it would move and need is asked before there are hosts for all of it.
+                if (why := _too_many_replicas(error)) is None:
+                    raise
+                placements = [
+                    HostVerdict(host=host.name, host_id=host.id, eligible=False, reasons=[why])
+                    for host in hosts
+                ]
+            return prepared.specs[0], FleetSnapshot(hosts, placements), []
     except (ServerUnreachable, Unauthenticated) as error:
         alone = with_model(run_file.resources, material.model.disk_bytes)
         if "gpus" not in alone.model_fields_set:
             alone = alone.model_copy(update={"gpus": 1})
         spec = RunSpec(model=run_file.model, train=to_table(subject.train), resources=alone)
         return spec, FleetSnapshot(), [f"no hosts are known: {error.message}"]
+
+
+def _too_many_replicas(error: InvalidInput) -> str | None:
+    return next((field.message for field in error.fields if field.path.endswith("replicas")), None)
 
 
 def _table(

@@ -23,6 +23,7 @@ from corral.client.training.dataset import look
 from corral.client.training.git_source import GitCheckout, check_out
 from corral.client.training.material import MaterialReader, TrainingMaterial
 from corral.client.training.placement import ForecastSubject, settled, with_forecast, with_model
+from corral.client.training.traffic import check_traffic
 from corral.domain.errors import SPEC_HINT, NotFound
 from corral.recipes.train import to_table
 from corral.wire.base import explain
@@ -122,7 +123,9 @@ class RunPreparer:
 
     def survey(self, run_file: RunFile) -> PreparedRuns:
         """Read, resolve and check everything, with the commit that a model's name stands for now."""
-        return self._survey(run_file, MaterialReader.pin)
+        found = self._survey(run_file, MaterialReader.pin)
+        check_traffic(run_file, found.subjects)
+        return found
 
     def check(self, run_file: RunFile) -> tuple[str, ...]:
         """What can be found wrong without a server and a package index. Return what people should know."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from corral.core.audit import Author, note
 from corral.core.logs import LOG, METRIC
 from corral.core.runs.transitions import lock_run
+from corral.core.storage.kept_objects import drop_kept_of_run
 from corral.domain.artifacts import Artifact
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
@@ -32,6 +33,7 @@ def remove(tx: Tx, run_id: RunId, *, by: Author) -> RemovalResult:
     for artifact in made:
         if artifact.id not in kept:
             tx.artifacts.delete(artifact.id)
+    drop_kept_of_run(tx, run_id)
     # Rows of its logs stay until the collector has deleted the files: a crash leaves nothing behind.
     tx.runs.delete(run_id)
     if run.group_id is not None:

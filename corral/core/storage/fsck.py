@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from corral.core.logs import segment_key
 from corral.core.volumes import newest
-from corral.domain.artifacts import Blob, Segment
+from corral.domain.artifacts import Blob, KeptObject, Segment
 from corral.domain.audit import AuditChain
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
@@ -49,6 +49,7 @@ class Fsck:
             "runs": self._runs,
             "blobs": self._blob_rows,
             "volumes": self._volumes,
+            "kept objects": self._kept_objects,
             "unclaimed bytes": self._stray_bytes,
             "audit": self._audit,
         }
@@ -145,6 +146,17 @@ class Fsck:
                     yield FsckFinding("volumes", done, why)
         yield FsckFinding("volumes", done, None)
 
+    async def _kept_objects(self) -> AsyncIterator[FsckFinding]:
+        """Each names a blob that its project has; the bytes are looked at with all others."""
+        done = 0
+        async for page in self._pages(_kept_page, lambda item: (item[0].run_id, item[0].key)):
+            done += len(page)
+            for one, size in page:
+                if size != one.size:
+                    why = f"run {one.run_id}: its object {one.key} has no blob of {one.size} bytes"
+                    yield FsckFinding("kept objects", done, why)
+        yield FsckFinding("kept objects", done, None)
+
     async def _audit(self) -> AsyncIterator[FsckFinding]:
         chain = AuditChain()
         while page := await self.store.read(lambda tx: tx.audit.after(chain.n, PAGE)):
@@ -171,6 +183,10 @@ class Fsck:
 def _volume_page(after: tuple[str, str] | None, tx: Tx) -> list[tuple[VolumeRecord, bool]]:
     found = tx.volumes.page(None, after=after, limit=PAGE)
     return [(one, one.head == 0 or newest(tx, one).artifact is not None) for one in found]
+
+
+def _kept_page(after: tuple[str, str] | None, tx: Tx) -> list[tuple[KeptObject, int | None]]:
+    return tx.kept.page(after, PAGE)
 
 
 def check_run(tx: Tx, run_id: RunId) -> list[str]:

@@ -11,6 +11,7 @@ from corral.core.hosts import samples
 from corral.core.hosts.enroll import retire_run_hosts
 from corral.core.logs import segment_key
 from corral.core.policy import ServerPolicy
+from corral.core.storage.kept_objects import drop_kept_of_ended
 from corral.core.storage.objects import drop_ended
 from corral.core.volumes import drop_old
 from corral.domain.artifacts import Blob
@@ -50,6 +51,7 @@ class GarbageCollector:
         await self._old_volume_versions()
         await self._until_less(lambda tx: samples.drop_old(tx, now=self.clock.now(), limit=PAGE))
         await self._until_less(lambda tx: drop_ended(tx, limit=PAGE))
+        await self._until_less(lambda tx: drop_kept_of_ended(tx, limit=PAGE))
         await self._until_less(lambda tx: retire_run_hosts(tx, now=self.clock.now(), limit=PAGE))
         await self.store.write(lambda tx: tx.blobs.expire_pins(self.clock.now()))
         for project in await self.store.read(_limited_projects):

@@ -25,7 +25,7 @@ MOST_DEPTH = 64
 _RAW = re.compile(
     r"PUT /v1/(?:projects|leases)/[^/]+/blobs/[^/]+"
     r"|POST /v1/(?:projects|leases)/[^/]+/blobs/pack"
-    r"|PUT /v1/leases/[^/]+/objects/.+"
+    r"|PUT /v1/leases/[^/]+/(?:objects|kept)/.+"
     r"|[A-Z]+ /v1/web/.*",
     re.DOTALL,
 )

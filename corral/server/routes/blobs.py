@@ -22,6 +22,7 @@ from corral.core.storage.blobs import (
     pin_of_lease,
     pin_present,
 )
+from corral.core.storage.kept_objects import holder_of_uploads
 from corral.core.storage.upload_space import ReservedSpace, UploadSpace
 from corral.domain.errors import (
     BlobMissing,
@@ -54,9 +55,11 @@ async def user_holder(project: Project, caller: User, svc: Svc) -> BlobHolder:
     return BlobHolder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
 
 
-async def _lease_holder(key: OwnLease, svc: Svc) -> BlobHolder:
-    """Fenced: an old epoch may not even upload."""
+async def _lease_holder(key: OwnLease, svc: Svc, passing: bool = False) -> BlobHolder:
+    """Fenced: an old epoch may not even upload. `passing` is for what will be named by a kept object."""
     lease, _ = await svc.store.write(lambda tx: fence(tx, key, now=svc.clock.now(), policy=svc.policy))
+    if passing:
+        return holder_of_uploads(lease, now=svc.clock.now())
     return BlobHolder(lease.project, f"lease:{lease.id}", None)
 
 

@@ -33,6 +33,10 @@ UPDATE pins SET expires_at = /*sqlite :at *//*pg CAST(:at AS DOUBLE PRECISION) *
 -- name: unpin
 DELETE FROM pins WHERE holder = :holder;
 
+-- name: unpin_passing
+DELETE FROM pins
+WHERE project = :project AND digest = :digest AND holder = :holder AND expires_at IS NOT NULL;
+
 -- name: pin_expired
 SELECT project, digest, holder FROM pins
 WHERE expires_at IS NOT NULL AND expires_at <= :now ORDER BY expires_at LIMIT :limit;

@@ -58,6 +58,12 @@ class SqlBlobs(Table):
             self._tell("unpin", holder=holder)
             self._loosen(pinned)
 
+    def unpin_passing(self, holder: str, project: str, digest: Digest) -> None:
+        """Its pin of this blob, if that one is only for a time."""
+        params = {"project": project, "digest": digest, "holder": holder}
+        if self._db.run("unpin_passing", params):
+            self._loosen([(project, digest)])
+
     def expire_pins(self, now: float) -> int:
         expired = self._db.all("pin_expired", {"now": now, "limit": _PINS_AT_ONCE})
         for project, digest, holder in expired:

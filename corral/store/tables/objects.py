@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from corral.domain.artifacts import NamedObject, ObjectCounts
+from corral.domain.artifacts import KeptObject, NamedObject, ObjectCounts
 from corral.domain.ids import RunId
-from corral.store.rows import OBJECT, OBJECT_COUNTS
+from corral.store.rows import KEPT_OBJECT, OBJECT, OBJECT_COUNTS
 from corral.store.table import Table
 
 _LAST_CHARACTER = "\U0010ffff"
@@ -46,3 +46,35 @@ class SqlObjects(Table):
     def bytes_of(self, project: str) -> int:
         """What all objects of the project's runs have together."""
         return self._number("object_bytes_of", project=project)
+
+
+class SqlKeptObjects(Table):
+    """Names that runs have for blobs, over all their attempts."""
+
+    def put(self, item: KeptObject) -> None:
+        """Insert or replace."""
+        self._db.put("kept_put", KEPT_OBJECT, item)
+
+    def get(self, run_id: RunId, key: str) -> KeptObject | None:
+        return self._one(KEPT_OBJECT, "kept_get", run_id=run_id, key=key)
+
+    def below(self, run_id: RunId, prefix: str, *, after: str, limit: int) -> list[KeptObject]:
+        """By key."""
+        params = {"run_id": run_id, "prefix": prefix, "after": after, "limit": limit}
+        return self._all(KEPT_OBJECT, "kept_list", beyond=prefix + _LAST_CHARACTER, **params)
+
+    def count(self, run_id: RunId) -> int:
+        return self._number("kept_count", run_id=run_id)
+
+    def delete(self, run_id: RunId, key: str) -> None:
+        self._tell("kept_delete", run_id=run_id, key=key)
+
+    def of_ended(self, limit: int) -> list[KeptObject]:
+        """Those of runs that have ended, or are not there any more."""
+        return self._all(KEPT_OBJECT, "kept_of_ended", limit=limit)
+
+    def page(self, after: tuple[str, str] | None, limit: int) -> list[tuple[KeptObject, int | None]]:
+        """By run and key, each with the size of its blob; None where the project has none."""
+        run_id, key = after or ("", "")
+        rows = self._db.all("kept_page", {"after_run": run_id, "after_key": key, "limit": limit})
+        return [(KEPT_OBJECT.read(row[:-1]), row[-1]) for row in rows]

@@ -15,6 +15,7 @@ from typing import Any
 
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.ids import Digest
+from corral.recipes.diloco import FORECAST_ONLY
 from corral.wire.spec.run_file import RunSpec
 
 WORK = (
@@ -55,6 +56,9 @@ def identity_of(spec: RunSpec) -> Digest:
     for asked in ("eval", "sample", "service", "replicas"):
         if asked in table:
             table[asked] = table[asked].model_dump(mode="json")
+    if spec.diloco is not None:
+        # What it may cost says nothing of what it does.
+        table["diloco"] = {key: value for key, value in spec.diloco.items() if key not in FORECAST_ONLY}
     if spec.train is not None:
         _without_paths(table, spec)
     return digest_of(table)

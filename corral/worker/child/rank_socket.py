@@ -9,13 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import math
 import os
 import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,9 +21,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from corral.client.corral import Corral
-from corral.domain.errors import CorralError, InvalidInput, NoObject, PreconditionFailed
+from corral.domain.errors import CorralError, InvalidInput, NoObject, PreconditionFailed, ProjectFull
+from corral.domain.secrets.redact import SecretValues
 from corral.files.private import FILE_MODE
 from corral.files.untrusted import HeldFolder
+from corral.worker.child.kept_exchange import KEPT, KeptExchange
+from corral.worker.child.rank_question import RankQuestion
 from corral.worker.lease import LeaseSession
 from corral.worker.server_link import WaitAbandoned
 
@@ -43,15 +44,15 @@ MOST_LINE_BYTES = 128 << 10
 LINE_S = 10.0
 # One answer of the server is waited for so long; then the child is looked at again.
 POLL_S = 10.0
-LONGEST_S = 7 * 86400.0
 
 
 class RankSocket:
     """Open from before the child starts until it is gone. A hostile child harms nobody but itself."""
 
-    def __init__(self, session: LeaseSession, path: Path) -> None:
+    def __init__(self, session: LeaseSession, path: Path, secrets: SecretValues) -> None:
         self._session = session
         self._path = path
+        self._secrets = secrets
         self._folder: HeldFolder | None = None
         self._listener: socket.socket | None = None
         self._ended = threading.Event()
@@ -115,17 +116,24 @@ class RankSocket:
             with child:
                 child.settimeout(LINE_S)
                 if (line := _line(child)) is not None:
-                    answer = self._answer(line, lambda: _is_gone(child))
-                    child.settimeout(LINE_S)
-                    _send(child, answer)
+                    self._answered(child, line)
         except OSError as error:
             logger.debug("the child of %s hung up: %s", self._session.lease.id, error)
         finally:
             self._free.release()
 
-    def _answer(self, line: bytes, gone: Callable[[], bool]) -> Message:
+    def _answered(self, child: socket.socket, line: bytes) -> None:
+        """Content of an object that the run keeps is its own answer."""
+        answer = self._answer(child, line, lambda: _is_gone(child))
+        if answer is not None:
+            child.settimeout(LINE_S)
+            _send(child, answer)
+
+    def _answer(self, child: socket.socket, line: bytes, gone: Callable[[], bool]) -> Message | None:
         try:
             question = RankQuestion(line)
+            if question.do.startswith(KEPT):
+                return self._kept(child, question, gone)
             return self._asked(question, gone)
         except NoObject:
             return {"missing": True}
@@ -135,6 +143,14 @@ class RankSocket:
             return {"error": error.code, "message": error.message, "hint": error.hint}
         except WaitAbandoned:
             return {"error": "lease_lost", "message": "the lease of this rank is lost: it will be stopped"}
+
+    def _kept(self, child: socket.socket, question: RankQuestion, gone: Callable[[], bool]) -> Message | None:
+        def attempt(call: Callable[[Corral], T]) -> T:
+            return self._try(question, gone, call)
+
+        folder = self._path.parent if self._folder is None else self._folder.path
+        exchange = KeptExchange(child, question, self._lease, attempt, self._secrets, folder)
+        return exchange.answer()
 
     def _asked(self, question: RankQuestion, gone: Callable[[], bool]) -> Message:
         match question.do:
@@ -181,53 +197,12 @@ class RankSocket:
         """Again while the server is away, until the question's own time is over or nobody waits for it."""
 
         def waits(error: CorralError) -> None:
+            if isinstance(error, ProjectFull):
+                logger.warning("%s waits for room: %s", self._session.lease.id, error.message)
             if time.monotonic() >= question.until or self._ended.is_set() or gone():
                 raise error
 
         return self._session.keep_trying(call, waits=waits)
-
-
-class RankQuestion:
-    """What a child asked for; InvalidInput where it is not what it should be."""
-
-    def __init__(self, line: bytes) -> None:
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"not a line of JSON: {type(error).__name__}") from error
-        if not isinstance(said, dict):
-            raise InvalidInput("not a JSON object")
-        self._said: Message = said
-        self.do = self.text("do")
-        self.until = time.monotonic() + self.seconds("timeout_s", 0.0)
-        # The same for every try, so that the server knows a write that it has seen.
-        self._id = uuid.uuid4().hex
-
-    def text(self, name: str) -> str:
-        found = self._said.get(name, "")
-        if not isinstance(found, str):
-            raise InvalidInput(f"`{name}` is not a text")
-        return found
-
-    def seconds(self, name: str, default: float) -> float:
-        found = self._said.get(name, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            raise InvalidInput(f"`{name}` is not a number")
-        return min(max(0.0, found), LONGEST_S)
-
-    def put(self, corral: Corral, lease: tuple[str, int]) -> Any:
-        try:
-            value = base64.b64decode(self.text("value"), validate=True)
-        except ValueError as error:
-            raise InvalidInput("`value` is not base64") from error
-        return corral.leases.put_object(
-            *lease,
-            self.text("key"),
-            value,
-            create=self._said.get("create") is True,
-            if_match=self.text("if_match") or None,
-            request_id=self._id,
-        )
 
 
 def _reading(lease: tuple[str, int], key: str, wait_s: float, known: str | None) -> Callable[[Corral], Any]:
@@ -244,7 +219,9 @@ def _line(child: socket.socket) -> bytes | None:
     until = time.monotonic() + LINE_S
     read = bytearray()
     while not read.endswith(b"\n"):
-        more = child.recv(1 << 16)
+        # What follows the line is not taken.
+        seen = child.recv(1 << 16, socket.MSG_PEEK)
+        more = child.recv(seen.find(b"\n") + 1 or len(seen))
         read += more
         if not more or len(read) > MOST_LINE_BYTES or time.monotonic() > until:
             return None
