@@ -105,7 +105,7 @@ def check_together(
 
 
 def test_ranks_train_one_model_though_one_is_killed(corral: Installation, tmp_path: Path) -> None:
-    """DL-D11, DL-D41: over a folder. The killed rank is started again alone, where the rounds are;
+    """DL-D41: over a folder. The killed rank is started again alone, where the rounds are;
     the weights that all leave are equal to the last bit."""
     meet = tmp_path / "meet"
     run = submitted(corral, "folder.toml", replicas="{ min = 2, max = 3 }", steps=40, store=meet)
@@ -166,7 +166,7 @@ def on_ray(folder: Path) -> Iterator[tuple[ExecutorKind, dict[str, Any]]]:
 
 @pytest.mark.parametrize("place", [on_slurm, on_ray], ids=["slurm", "ray"])
 def test_the_same_run_file_on_a_cluster(corral: Installation, tmp_path: Path, place: Any) -> None:
-    """DL-D11, DL-D41: workers that a cluster brought up meet in a folder that it shares."""
+    """DL-D41: workers that a cluster brought up meet in a folder that it shares."""
     worker = ["env", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1", sys.executable, "-m", "corral.worker.placed"]
     with place(tmp_path) as (kind, options), client(corral) as made:
         about = {**options, "url": url(corral), "command": worker}
@@ -176,7 +176,7 @@ def test_the_same_run_file_on_a_cluster(corral: Installation, tmp_path: Path, pl
             f"{kind}.toml",
             steps=4,
             store=tmp_path / "meet",
-            more=f'[placement]\nexecutors = ["my-{kind}"]\n\n[resources]\nmin_cores = 1',
+            more=f'[placement]\nexecutors = ["my-{kind}"]\n\n[resources]\nmin_ram = "1500MiB"',
         )
         check_together(corral, final(corral, run), tmp_path, of=2)
 
