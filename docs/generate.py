@@ -131,8 +131,8 @@ def run_file_keys() -> str:
 
 DILOCO = """## The `[diloco]` table
 
-How the `replicas` of a `[train]` meet: `train.steps` are those of each replica, each takes batches of its own,
-and after every `inner_steps` all agree on common weights by way of `store`.
+How the `replicas` of a `[train]` meet: `train.steps` are those of each replica, each takes batches of its
+own, and after every `inner_steps` all agree on common weights by way of `store`.
 [How it is used](../howto/diloco.md).
 
 """

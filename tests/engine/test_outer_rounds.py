@@ -158,12 +158,11 @@ def test_who_comes_when_the_others_have_finished_heals_and_ends_too(tmp_path: Pa
     spec = diloco(
         jobs.sft(tmp_path, steps=8, save_every=2), least=1, most=3, inner_steps=4, grace=0, fragments=2
     )
-    ids = {"CORRAL_RUN_ID": "r-test"}
     # Killed after its checkpoint, between two rounds.
-    jobs.here(spec, "rank1", die_after=2, CORRAL_RANK="1", **ids)
-    jobs.here(spec, "rank0", CORRAL_RANK="0", **ids)
-    back = jobs.here(spec, "rank1", again=True, CORRAL_RANK="1", **ids)
-    late = jobs.here(spec, "rank2", CORRAL_RANK="2", **ids)
+    jobs.here(spec, "rank1", die_after=2, CORRAL_RANK="1", CORRAL_RUN_ID="r-test")
+    jobs.here(spec, "rank0", CORRAL_RANK="0", CORRAL_RUN_ID="r-test")
+    back = jobs.here(spec, "rank1", again=True, CORRAL_RANK="1", CORRAL_RUN_ID="r-test")
+    late = jobs.here(spec, "rank2", CORRAL_RANK="2", CORRAL_RUN_ID="r-test")
     assert weights(spec, "rank0") == weights(spec, "rank1") == weights(spec, "rank2")
     assert not any("total" in said for said in late.said)
     # Its first steps are in its record; those that it missed are not.
@@ -191,15 +190,14 @@ def test_rollouts_of_other_weights_are_not_learned_from(tmp_path: Path) -> None:
     that sampled them."""
     table = {"least": 1, "inner_steps": 2, "grace": 0, "quorum": 1}
     spec = diloco(jobs.grpo(tmp_path, steps=4, save_every=1), **table)
-    where = {"CORRAL_RUN_ID": "r-test", "CORRAL_RANK": "0"}
-    jobs.here(spec, "killed", die_after=3, **where)
+    jobs.here(spec, "killed", die_after=3, CORRAL_RUN_ID="r-test", CORRAL_RANK="0")
     journal = tmp_path / "killed-checkpoints" / "work" / "journal"
     [kept] = journal.glob("*.jsonl")
     assert int(kept.stem) == 3
     head, *rows = [json.loads(line) for line in kept.read_text().splitlines()]
     kept.write_text("".join(json.dumps(row) + "\n" for row in [head, *({**r, "reward": 0.75} for r in rows)]))
     # The checkpoint is of step 3; the last round was after step 2.
-    jobs.here(spec, "killed", again=True, **where)
+    jobs.here(spec, "killed", again=True, CORRAL_RUN_ID="r-test", CORRAL_RANK="0")
     history, _ = jobs.losses(tmp_path / "killed")
     assert [row["step"] for row in history] == [1, 2, 3, 4]
     assert history[3]["reward"] != 0.75

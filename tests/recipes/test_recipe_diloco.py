@@ -121,10 +121,10 @@ def _checked(spec: RunSpec | None) -> RunSpec:
 
 
 def test_the_parser_raises_nothing_else_whatever_it_is_given() -> None:
-    for given in (None, 3, [], {"outer": 3}, {"store": 5}, {"grace": []}, {3: 4}, {"inner_steps": True}):
-        wrong: Any = given
+    wrong: list[Any] = [None, 3, [], {"outer": 3}, {"store": 5}, {"grace": []}, {3: 4}, {"inner_steps": True}]
+    for given in wrong:
         with pytest.raises(TrainError):
-            diloco.parse(wrong, RankRange(2, 2))
+            diloco.parse(given, RankRange(2, 2))
 
 
 def test_replicas_take_rows_of_their_own_and_together_all_of_them() -> None:
