@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from corral.client.submit.run_file import edited, parse
+from corral.client.training.replicas import check_folder
 from corral.domain.errors import InvalidInput
+from corral.domain.placements.placements import ExecutorKind
 from corral.engine.data.row_order import RowOrder, RowShare
 from corral.recipes import diloco
 from corral.recipes.diloco import RankRange
 from corral.recipes.train import TrainError
+from corral.wire.executors import ExecutorView
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunFile, RunSpec
 
@@ -98,6 +101,26 @@ def test_the_table_is_there_just_where_several_replicas_train() -> None:
     assert "needs several replicas" in refusal(top="replicas = 1")
     with pytest.raises(InvalidInput, match="has no \\[train\\] beside it"):
         parse('argv = ["true"]\nreplicas = 2\n[diloco]\n', what="run.toml")
+
+
+def test_a_folder_is_refused_where_machines_share_none_and_told_of_elsewhere() -> None:
+    executors = [
+        ExecutorView(name=str(kind), kind=kind, options={}, created_at=0.0, created_by="")
+        for kind in ExecutorKind
+    ]
+
+    def asked(store: str, name: str) -> tuple[str, ...]:
+        table = f'[diloco]\nstore = "{store}"\n[placement]\nexecutors = ["{name}"]'
+        return check_folder(run_file(table=table), executors)
+
+    for name in ("modal", "sagemaker"):
+        with pytest.raises(InvalidInput, match=f"the machines of executor {name}") as found:
+            asked("/shared/meet", name)
+        assert "s3://" in found.value.hint
+        assert asked("s3://bucket/p", name) == ()
+    (note,) = asked("/shared/meet", "slurm")
+    assert "/shared/meet" in note
+    assert check_folder(run_file(table='[diloco]\nstore = "/shared/meet"'), executors) == ()
 
 
 def test_a_changed_run_is_checked_as_a_new_one() -> None:
