@@ -64,7 +64,8 @@ class Block(nn.Module):
         parts = self.mixed(self.before(x)).view(rows, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(rows, length, WIDTH))
-        return x + self.down(functional.gelu(self.up(self.between(x))))
+        out: torch.Tensor = x + self.down(functional.gelu(self.up(self.between(x))))
+        return out
 
 
 class TextModel(nn.Module):

@@ -43,9 +43,10 @@ def restored(snapshot: SavedState) -> Any:
 def save(store: RoundStore, prefix: str, step: int, snapshot: SavedState) -> bool:
     """False if somebody else has saved that step: all who are at a step have the same state."""
     key = f"{prefix}/states/{step:08d}-{secrets.token_hex(8)}.safetensors"
-    start = blocks.write(store, key, {"state": snapshot.data})
-    size, digest = snapshot.data.nbytes, blocks.sha256(snapshot.data)
-    said = {"key": key, "start": start, "size": size, "digest": digest, "tree": snapshot.tree}
+    size = snapshot.data.nbytes
+    written = blocks.write(store, key, {"state": snapshot.data}, size)
+    digest = written.digests[0][0] if size else ""
+    said = {"key": key, "start": written.start, "size": size, "digest": digest, "tree": snapshot.tree}
     return store.create(record_key(prefix, step), json.dumps(said).encode())
 
 
@@ -61,7 +62,9 @@ def load(store: RoundStore, prefix: str, step: int) -> SavedState | None:
         raise broken(key, "it is no record of a state") from None
     if not where.startswith(f"{prefix}/states/{step:08d}-") or start < 0 or size < 0:
         raise broken(key, f"it is of {where[:80]!r}")
-    return SavedState(tree, blocks.read_pieces(store, where, start, size, [digest] if size else [], size))
+    data = np.empty(size, np.uint8)
+    blocks.read_pieces(store, where, start, data, [digest] if size else [], size)
+    return SavedState(tree, data)
 
 
 def record_key(prefix: str, step: int) -> str:

@@ -330,8 +330,7 @@ def test_a_payload_that_holds_no_numbers_is_named(three: list[Replica], tmp_path
     gradient[5] = bad
     data, cut = Codec("none").encode(gradient), blocks.Cut.of(SIZE)
     key = "run/rounds/00000001/payloads/0-x.safetensors"
-    start = blocks.write(spoilt.store, key, {"data": data})
-    pieces = tuple(blocks.sha256(data[cut.stretch(n, n + 1)]) for n in range(cut.pieces))
+    start, [pieces] = blocks.write(spoilt.store, key, {"data": data}, cut.piece_blocks * data.shape[1])
     offer = records.RoundOffer("0", "x", 1, SIZE, key, "none", start, pieces)
     assert spoilt.store.create("run/rounds/00000001/offers/0.json", records.dump(offer))
     three[1].learn()
