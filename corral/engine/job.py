@@ -82,7 +82,7 @@ def main(
         return _fail(error, DIVERGED if is_replica else GUARD, debug=debug)
     except StoreError as error:
         events.note(f"The replica was stopped: {error} {error.hint}")
-        return _fail(error, _of_a_replica(error), debug=debug)
+        return _fail(error, code_of(error), debug=debug)
     except (EngineError, TrainError, UnknownModel) as error:
         return _fail(error, MEMORY if is_out_of_memory(error) else REFUSED, debug=debug)
     except (RuntimeError, MemoryError) as error:
@@ -92,7 +92,8 @@ def main(
     return 0
 
 
-def _of_a_replica(error: StoreError) -> int:
+def code_of(error: StoreError) -> int:
+    """How a replica ends that cannot go on."""
     if isinstance(error, NotFinite):
         return DIVERGED
     return REFUSED if isinstance(error, StoreRefused | ReplicaReplaced) else AWAY

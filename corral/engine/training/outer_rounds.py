@@ -58,12 +58,14 @@ class RoundTally:
     fragments: int = 1
     recent: list[tuple[int, int, str]] = field(default_factory=list)
 
-    def add(self, report: RoundReport) -> None:
-        if report.fate == "committed":
+    def add(self, report: RoundReport, replica: str) -> None:
+        """What is committed may have been brought by an earlier process of this replica."""
+        if replica in report.members:
             self.taken += 1
-            self.committed += report.tokens
+            self.committed += report.members[replica]
         else:
             self.late += 1
+        if report.fate == "late":
             self.dropped += report.tokens
         self.waited_s += report.waited_s
         self.recent = [*self.recent, (report.fragment, report.round, _names(report.members))][-_RECENT:]
@@ -153,7 +155,7 @@ class OuterRounds:
         tally.up, tally.down = tally.up + up, tally.down + down
         tally.spent_s, self._counted_at = tally.spent_s + now - self._counted_at, now
         for number, report in enumerate(reports):
-            tally.add(report)
+            tally.add(report, str(self.place.replica))
             # What several rounds sent is told of the first.
             sent = (up, down) if number == 0 else (0, 0)
             self._events.metrics(step, _metrics(report, *sent))
@@ -166,12 +168,12 @@ class OuterRounds:
         part = f" of part {report.fragment + 1}" if self.settings.fragments > 1 else ""
         last = self._loop.last_rounds[report.fragment]
         waited = f"waited {report.waited_s:.1f} s, {_size(up)} up, {_size(down)} down"
-        if report.fate == "committed":
-            return f"round {report.round}/{last}{part}: replicas {_names(report.members)}; {waited}"
-        return (
-            f"round {report.round}/{last}{part}: left out, {report.tokens} tokens are dropped; the others "
-            f"went on, and this replica is where they are; {waited}"
-        )
+        dropped = ""
+        if report.fate == "late":
+            # Either it was not waited for, or a process that was this replica before has brought its part.
+            left_out = str(self.place.replica) not in report.members
+            dropped = f"; {'left out' if left_out else 'started again'}, {report.tokens} tokens are dropped"
+        return f"round {report.round}/{last}{part}: replicas {_names(report.members)}{dropped}; {waited}"
 
     def _waiting(self, waited_s: float) -> None:
         now = time.monotonic()
