@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -19,7 +20,8 @@ from corral.diloco import OuterLoop
 
 # Held out: the last so-many-th of the text.
 HELD_OUT = 10
-WIDTH, HEADS, LAYERS, LENGTH = 32, 4, 1, 32
+# A guess is made from so many bytes before.
+SEEN, EMBEDDED, WIDTH = 8, 16, 96
 RATE, WARM_UP = 1e-2, 20
 # Of the outer step: short runs take less momentum than the 0.9 of long ones.
 OUTER = (0.9, 0.4)
@@ -27,7 +29,7 @@ OUTER = (0.9, 0.4)
 
 @dataclass(frozen=True)
 class Task:
-    """Equal tokens for all who train by it: `steps` of `replicas` times `rows` stretches of text."""
+    """Equal tokens for all who train by it: `steps` of `replicas` times `rows` guesses."""
 
     steps: int
     rows: int
@@ -37,7 +39,7 @@ class Task:
 
     @property
     def tokens(self) -> int:
-        return self.steps * self.replicas * self.rows * LENGTH
+        return self.steps * self.replicas * self.rows
 
 
 @dataclass
@@ -52,42 +54,23 @@ class Trained:
         return self.curve[-1][1]
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mixed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, length, _ = x.shape
-        parts = self.mixed(self.before(x)).view(rows, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(rows, length, WIDTH))
-        out: torch.Tensor = x + self.down(functional.gelu(self.up(self.between(x))))
-        return out
-
-
 class TextModel(nn.Module):
-    """A transformer over bytes."""
+    """Guesses a byte from those before it."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
-        made = torch.Generator().manual_seed(seed)
-        for name, param in self.named_parameters():
-            if param.dim() > 1:
-                nn.init.normal_(param, std=0.02 if "head" in name else 0.05, generator=made)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        said: torch.Tensor = self.head(self.last(self.blocks(self.token(x) + self.place.weight)))
-        return said
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.layers = nn.Sequential(
+                nn.Embedding(256, EMBEDDED),
+                nn.Flatten(),
+                nn.Linear(EMBEDDED * SEEN, WIDTH),
+                nn.Tanh(),
+                nn.Linear(WIDTH, 256),
+            )
 
     def loss(self, stretches: torch.Tensor) -> torch.Tensor:
-        said = self(stretches[:, :-1])
-        lost: torch.Tensor = functional.cross_entropy(said.reshape(-1, 256), stretches[:, 1:].reshape(-1))
+        lost: torch.Tensor = functional.cross_entropy(self.layers(stretches[:, :SEEN]), stretches[:, SEEN])
         return lost
 
 
@@ -99,8 +82,8 @@ def text() -> tuple[torch.Tensor, torch.Tensor]:
     return data[:at], data[at:]
 
 
-def _stretches(data: torch.Tensor, starts: Any) -> torch.Tensor:
-    return torch.stack([data[at : at + LENGTH + 1] for at in starts])
+def _stretches(data: torch.Tensor, starts: NDArray[np.int64]) -> torch.Tensor:
+    return data[torch.from_numpy(starts)[:, None] + torch.arange(SEEN + 1)]
 
 
 class Batches:
@@ -113,7 +96,7 @@ class Batches:
 
     def of(self, replica: int) -> torch.Tensor:
         part = self._parts[replica]
-        return _stretches(part, self._random[replica].integers(0, len(part) - LENGTH - 1, self._task.rows))
+        return _stretches(part, self._random[replica].integers(0, len(part) - SEEN, self._task.rows))
 
     def all(self) -> torch.Tensor:
         return torch.cat([self.of(replica) for replica in range(self._task.replicas)])
@@ -136,9 +119,8 @@ class _Inner:
 
 
 def held_out(model: TextModel, data: torch.Tensor) -> float:
-    count = min(512, (len(data) - 1) // LENGTH)
     with torch.no_grad():
-        return float(model.loss(_stretches(data, range(0, count * LENGTH, LENGTH))))
+        return float(model.loss(_stretches(data, np.arange(0, len(data) - SEEN, 3))))
 
 
 def data_parallel(task: Task, every: int) -> Trained:
@@ -190,7 +172,7 @@ def replica(task: Task, number: int, folder: Path, options: Mapping[str, Any]) -
     inner, found = _Inner(model, task), Trained()
     for step in range(1, task.steps + 1):
         inner.step(batches.of(number))
-        met = loop.step(tokens=task.rows * LENGTH)
+        met = loop.step(tokens=task.rows)
         # They all have the same model now, so one measures it.
         if met and number == 0:
             found.curve.append((step * task.tokens // task.steps, held_out(model, held)))

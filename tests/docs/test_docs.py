@@ -113,3 +113,14 @@ def test_every_command_is_in_the_reference() -> None:
 
 def _text_of_cli() -> str:
     return (DOCS / "reference" / "cli.md").read_text()
+
+
+def test_the_docs_name_the_algorithm_that_runs() -> None:
+    """DL-D11: rounds are synchronous; what is called decoupled is named as what it is not."""
+    told = {page: " ".join(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    naming = {page.stem: text for page, text in told.items() if "Decoupled DiLoCo" in text}
+
+    assert set(naming) == {"train-apart"}
+    assert naming["train-apart"].count("Decoupled DiLoCo") == 1
+    assert "It is not what DeepMind calls Decoupled DiLoCo" in naming["train-apart"]
+    assert "**DiLoCo**, here in its synchronous form" in naming["train-apart"]
