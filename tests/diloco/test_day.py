@@ -18,7 +18,7 @@ from diloco.replica_for_tests import NOISE, REPLACED, Place, Plan, loss, model
 SEED = int(os.environ["CORRAL_DILOCO_SEED"])
 ROUNDS = 300 if os.environ.get("CORRAL_DILOCO_LONG") else 40
 # The held-out loss after a day of failures, as a multiple of the unbroken run's.
-BOUND = 1.1
+BOUND = 1.2
 
 
 @pytest.fixture(scope="module")
