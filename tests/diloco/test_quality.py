@@ -1,4 +1,4 @@
-"""A text model that replicas train apart is nearly as good as one that one process trains on the same tokens."""
+"""A text model that replicas train apart is nearly as good as one that one process trains on as many tokens."""
 
 from __future__ import annotations
 
