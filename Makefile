@@ -7,8 +7,8 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Named exactly, since pip then takes the build for CPUs where there is one.
 TORCH ?= torch==2.13.0
-# More than twice what two cores have: many tests wait for something most of the time.
-JOBS ?= 5
+# Many more than two cores: five processes leave more than a quarter of them idle, since most tests wait.
+JOBS ?= 7
 WINDOWS = $(addprefix corral/,worker client cli files functions instance)
 TESTS = $(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --no-loadscope-reorder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,12 +69,9 @@ class Calls(Api):
     def retry(self, call_id: str) -> CallView:
         return self._transport.once("POST", self._path(call_id, "retry"), CallView)
 
-    def begin_exchange(
-        self, lease_id: str, epoch: int, request: LeaseCallsRequest
-    ) -> Callable[[], LeaseCallsAnswer]:
-        """For an instance: outcomes in, calls out; the function that this returns waits for the answer. It is
-        tried once; the caller repeats it."""
-        return self._transport.begin(
+    def exchange(self, lease_id: str, epoch: int, request: LeaseCallsRequest) -> LeaseCallsAnswer:
+        """For an instance: outcomes in, calls out. It is tried once; the caller repeats it."""
+        return self._transport.post(
             f"/v1/leases/{quoted(lease_id)}/calls?epoch={epoch}",
             LeaseCallsAnswer,
             request,

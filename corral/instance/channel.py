@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import select
 import socket
 import struct
-import sys
 import threading
 from contextlib import suppress
 from typing import Any
@@ -36,8 +33,8 @@ class Channel:
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
         """None when the other side is gone, or says more than a message may."""
-        while not (end := self._end_of_first()):
-            if self._announced() > MESSAGE_MAX:
+        while not (end := self._announced()) or len(self._read) < end:
+            if end > MESSAGE_MAX:
                 return None
             try:
                 more = self._socket.recv(_READ_BYTES)
@@ -50,21 +47,6 @@ class Channel:
         text, body = bytes(self._read[_SIZES.size : head]), bytes(self._read[head:end])
         del self._read[:end]
         return json.loads(text), body
-
-    def wait(self, seconds: float) -> bool:
-        """Whether there is something to receive by then; that the other side is gone counts too."""
-        if self._end_of_first():
-            return True
-        if sys.platform == "win32":
-            return bool(select.select([self._socket], [], [], seconds)[0])
-        look = select.poll()
-        look.register(self._socket, select.POLLIN)
-        return bool(look.poll(math.ceil(seconds * 1000)))
-
-    def _end_of_first(self) -> int:
-        """Where the first message ends in what was read; 0 if it is not whole yet."""
-        end = self._announced()
-        return end if end and len(self._read) >= end else 0
 
     def _announced(self) -> int:
         """How long the first message will be; 0 if that is not known yet."""

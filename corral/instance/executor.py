@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from corral.functions import serialize as codec
 from corral.functions.errors import describe
 from corral.instance.batching import Batcher, run_batch
 from corral.instance.calls import RunnerCall
-from corral.instance.listener import MessageListener
 from corral.instance.load import LoadedCode
 from corral.instance.output import OutputMarks, output_of
 from corral.instance.reporter import Reporter
@@ -40,17 +39,15 @@ class CallExecutor:
         self,
         reporter: Reporter,
         marks: OutputMarks,
-        listener: MessageListener,
         *,
         concurrency: int,
         batches: dict[str, Any],
     ) -> None:
         self._reporter = reporter
         self._marks = marks
-        self._listener = listener
         self._overlapping = concurrency > 1 or bool(batches)
-        # None is the end; True says that the main thread may listen again.
-        self._queue: queue.SimpleQueue[RunnerCall | Literal[True] | None] = queue.SimpleQueue()
+        # For the main thread; None is the end.
+        self._queue: queue.SimpleQueue[RunnerCall | None] = queue.SimpleQueue()
         self._running: dict[str, RunnerCall] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,35 +73,25 @@ class CallExecutor:
     def end(self) -> None:
         self._queue.put(None)
 
-    def listen_again(self) -> None:
-        self._queue.put(True)
-
     def serve(self, code: LoadedCode) -> None:
         """In the main thread, until `end`: some libraries work nowhere else."""
         self._code = code
         self._reporter.ready()
         while (call := self._next()) is not None:
-            self._listener.away()
             self._run(call)
-            self._listener.back()
         self._marks.switch("")
 
     def _next(self) -> RunnerCall | None:
         while True:
             # Calls beside the main thread set their marks themselves.
-            wait_s = _LATE_OUTPUT_S if self._marks.is_set and not self._running else 3600.0
+            wait_s = _LATE_OUTPUT_S if self._marks.is_set and not self._running else None
             try:
-                heard = self._listener.listen(wait_s) if self._queue.empty() else True
-                found = self._queue.get(timeout=wait_s) if heard is None else self._queue.get_nowait()
+                return self._queue.get(timeout=wait_s)
             except queue.Empty:
-                if not heard:
-                    self._quiet()
-                continue
+                self._quiet()
             except Cancelled:
                 # The call that it was meant for had just ended.
                 continue
-            if found is not True:
-                return found
 
     def _quiet(self) -> None:
         """Output belongs to no call from now on, unless one runs beside the main thread."""

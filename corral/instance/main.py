@@ -17,7 +17,7 @@ from corral.functions.errors import describe
 from corral.instance.calls import RunnerCall
 from corral.instance.channel import Channel
 from corral.instance.executor import CallExecutor
-from corral.instance.listener import MessageListener
+from corral.instance.listener import start_listening
 from corral.instance.load import CannotLoad, LoadedCode, load
 from corral.instance.nested_calls import InstanceBackend
 from corral.instance.output import OutputMarks, share
@@ -40,22 +40,18 @@ def main() -> int:
     if config["concurrency"] > 1 or batches:
         share(marks)
     lend_package("cloudpickle", config["cloudpickle"])
-    listener = MessageListener(channel)
-    backends.set_backend(InstanceBackend(channel, listener))
+    backends.set_backend(InstanceBackend(channel))
     executor = CallExecutor(
         Reporter(channel, config["folder"]),
         marks,
-        listener,
         concurrency=config["concurrency"],
         batches=batches,
     )
-    listener.start(partial(_take, executor, tables), executor.listen_again)
     # Code that is being loaded may make calls already.
-    listener.away()
+    start_listening(channel, partial(_take, executor, tables))
     code = _load(config, channel, executor)
     if code is None:
         return 1
-    listener.back()
     executor.serve(code)
     try:
         for hook in code.exits:

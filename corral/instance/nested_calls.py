@@ -13,7 +13,6 @@ from corral.functions.errors import problem_of
 from corral.functions.member import Member, endpoint_name
 from corral.functions.serialize import as_text, from_text, whole
 from corral.instance.channel import Channel
-from corral.instance.listener import MessageListener
 from corral.instance.output import current
 
 _ANSWER_S = 5.0
@@ -23,8 +22,8 @@ class InstanceBackend:
     _numbers: ClassVar[Iterator[int]] = itertools.count(1)
     _waiting: ClassVar[dict[int, tuple[threading.Event, list[Any]]]] = {}
 
-    def __init__(self, channel: Channel, listener: MessageListener) -> None:
-        self._channel, self._listener = channel, listener
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
 
     @classmethod
     def answered(cls, header: dict[str, Any]) -> None:
@@ -111,7 +110,6 @@ class InstanceBackend:
         answered, box = threading.Event(), []  # type: ignore[var-annotated]
         self._waiting[number] = (answered, box)
         self._channel.send({"t": "ask", "n": number, "what": what, **given})
-        self._listener.needed()
         # The worker waits for a server that is away; it has a little longer than the server's own answer.
         if not answered.wait(None if within_s is None else within_s + _ANSWER_S):
             self._waiting.pop(number, None)

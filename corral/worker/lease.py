@@ -104,6 +104,6 @@ class LeaseSession:
     def sink(self) -> BlobSink:
         return self.link.corral.leases.sink(self.lease.id, self.lease.epoch)
 
-    def begin_exchange(self, request: LeaseCallsRequest) -> Callable[[], LeaseCallsAnswer]:
-        """Tell outcomes of calls and ask for more; what this returns waits for the answer."""
-        return self.link.corral.calls.begin_exchange(self.lease.id, self.lease.epoch, request)
+    def exchange(self, request: LeaseCallsRequest) -> LeaseCallsAnswer:
+        """Tell outcomes of calls and ask for more."""
+        return self.link.corral.calls.exchange(self.lease.id, self.lease.epoch, request)

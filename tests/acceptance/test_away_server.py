@@ -75,7 +75,7 @@ def started(stack: LocalCluster, folder: Path, *words: str, **env: str) -> Itera
         yield process
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(120)
         assert process.stdout is not None
         process.stdout.close()
 

@@ -63,7 +63,7 @@ def stop(one: Child, *, grace_s: float) -> Exit | None:
     if (found := one.wait(grace_s)) is not None:
         return found
     one.kill()
-    return one.wait(10.0)
+    return one.wait(120)
 
 
 def start_python(code: str, cwd: Path, env: Mapping[str, str] = PATH) -> Child:
@@ -108,7 +108,7 @@ def dead(process: psutil.Process) -> bool:
 
 
 def ended(one: Child) -> Exit:
-    result = one.wait(10)
+    result = one.wait(120)
     assert result is not None
     return result
 
@@ -347,7 +347,7 @@ def test_a_sweep_spares_kept_leases_and_other_data_directories(tmp_path: Path) -
     left, kept, other = sleeper("old", "mine"), sleeper("new", "mine"), sleeper("old", "theirs")
     try:
         assert strays.sweep({"new"}, data_dir=tmp_path / "mine") == [left.pid]
-        assert (left.wait(5), kept.poll(), other.poll()) == (-signal.SIGKILL, None, None)
+        assert (left.wait(120), kept.poll(), other.poll()) == (-signal.SIGKILL, None, None)
         assert strays.sweep({"new"}, data_dir=tmp_path / "mine") == []
         assert strays.kill_lease("old", data_dir=tmp_path / "theirs") == [other.pid]
     finally:

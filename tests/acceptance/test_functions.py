@@ -177,7 +177,7 @@ def test_cancelling_reaches_code_that_sleeps(stack: LocalCluster) -> None:
     call.cancel()
 
     with pytest.raises(corral.CallCancelled):
-        call.result(5)
+        call.result(120)
     assert kit.sleeps.remote(0) == "awake"
 
 

@@ -103,7 +103,7 @@ def test_an_announced_body_that_is_too_large_is_refused_unread(live: LiveServer)
         f"POST /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {live.operator}\r\n"
         "Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=120) as connection:
         connection.sendall(head.encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
@@ -314,7 +314,7 @@ def test_a_range_that_is_no_range_gives_the_whole(live: LiveServer) -> None:
             b"GET " + path.encode() + b"?project=default HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
             b"Authorization: Bearer " + live.operator.encode() + b"\r\nRange: " + header + b"\r\n\r\n"
         )
-        with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=120) as connection:
             connection.sendall(request)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         head, _, body = answer.partition(b"\r\n\r\n")

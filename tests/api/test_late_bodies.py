@@ -23,7 +23,7 @@ class HeldBack:
 
     def __init__(self, live: LiveServer, line: str, body: bytes, *, token: str, kind: str) -> None:
         self._rest = body[1:]
-        self.connection = socket.create_connection(("127.0.0.1", live.port), timeout=20)
+        self.connection = socket.create_connection(("127.0.0.1", live.port), timeout=120)
         fields = f"Authorization: Bearer {token}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}"
         self.connection.sendall(f"{line} HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n".encode() + body[:1])
 

@@ -38,7 +38,7 @@ def path(live: LiveServer) -> str:
 
 def begun(live: LiveServer, path: str, stack: contextlib.ExitStack, size: int = LIMIT) -> socket.socket:
     """A request without a token, whose body is not whole."""
-    connection = stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=20))
+    connection = stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=120))
     connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + b"x")
     return connection
 

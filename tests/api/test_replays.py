@@ -192,7 +192,7 @@ def _follow(live: LiveServer, run: str, cursor: str, stop_after: int) -> tuple[l
     headers = {"Authorization": f"Bearer {live.operator}"}
     url = f"{live.url}/v1/runs/{run}/logs"
     params = {"follow": "true", "cursor": cursor}
-    with httpx.stream("GET", url, params=params, headers=headers, timeout=20, trust_env=False) as answer:
+    with httpx.stream("GET", url, params=params, headers=headers, timeout=120, trust_env=False) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         kind, ident = "", ""
         for row in answer.iter_lines():

@@ -15,7 +15,7 @@ from support.live_server import FakeHost, LiveServer, fresh
 
 @contextmanager
 def connected(live: LiveServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=120) as connection:
         yield connection
 
 

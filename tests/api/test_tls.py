@@ -88,7 +88,7 @@ def claim() -> Json:
 
 
 def served_certificate(live: LiveServer, trusted: ssl.SSLContext) -> x509.Certificate:
-    raw = socket.create_connection(("127.0.0.1", live.port), timeout=10)
+    raw = socket.create_connection(("127.0.0.1", live.port), timeout=120)
     with trusted.wrap_socket(raw, server_hostname="127.0.0.1") as shown:
         der = shown.getpeercert(binary_form=True)
     assert der is not None

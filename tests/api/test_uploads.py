@@ -32,7 +32,7 @@ def _send_half(live: LiveServer, data: bytes, half: int) -> None:
         f"PUT {PATH}/{sha(data)} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {live.operator}\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=120) as connection:
         connection.sendall(head.encode() + data[:half])
 
 

@@ -240,7 +240,7 @@ def test_serve_takes_over_each_change_and_clears_up_at_the_end(app: Harness) -> 
         assert serving.wait(60) == 0
     finally:
         serving.kill()
-        serving.wait(20)
+        serving.wait(120)
     eventually(lambda: app.endpoint not in {one.name for one in app.remote.corral.endpoints.all()}, "its end")
 
 
@@ -266,7 +266,7 @@ def test_serve_leaves_what_is_deployed_as_it_is(app: Harness) -> None:
         assert serving.wait(60) == 0
     finally:
         serving.kill()
-        serving.wait(20)
+        serving.wait(120)
     assert f"removed dev.{app.name}.calls, dev.{app.name}.other".encode() in log.read_bytes()
     # HOUR4-11: instances that said nothing are not listed as if they had.
     assert b"(queued)" not in log.read_bytes()
@@ -297,7 +297,7 @@ def test_the_output_of_instances_is_followed(app: Harness) -> None:
         assert eventually(lambda: log.read_bytes().count(b"said at") == 2, "what is said now")
     finally:
         following.kill()
-        following.wait(20)
+        following.wait(120)
 
 
 def _changed(app: Harness, body: str) -> None:

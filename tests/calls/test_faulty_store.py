@@ -121,7 +121,7 @@ def faulty(home: Path, *, handed_over: bool) -> Iterator[Ground]:
             yield Ground(live, blobs)
         finally:
             worker.kill()
-            worker.wait(20)
+            worker.wait(120)
             for pid in marked(home / "worker"):
                 subprocess.run(["kill", "-9", str(pid)], check=False)
 

@@ -87,7 +87,7 @@ def serve() -> Iterator[Callable[[Answer], str]]:
     for server, thread in started:
         server.shutdown()
         server.server_close()
-        thread.join(timeout=5)
+        thread.join(timeout=120)
 
 
 def transport(url: str, tries: int = 3) -> Transport:

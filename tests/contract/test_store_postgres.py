@@ -51,16 +51,16 @@ def paused(db: Database, unit: Callable[[Tx], object]) -> Iterator[None]:
         # What is read comes after everything before it has run.
         tx.quotas.usage()
         ran.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
 
     with ThreadPoolExecutor(1) as pool:
         writing: Future[None] = pool.submit(db.write, held)
-        assert ran.wait(10)
+        assert ran.wait(120)
         try:
             yield
         finally:
             go_on.set()
-        writing.result(10)
+        writing.result(120)
 
 
 def test_connections_that_died_while_idle_are_replaced(one: Database, pg_url: str) -> None:
@@ -189,7 +189,7 @@ def test_a_blob_that_is_being_condemned_is_not_pinned(one: Database, other: Data
                 other.write,
                 lambda tx: tx.blobs.pin("default", [blob.digest], holder="h", expires_at=None),
             )
-        pin.result(10)
+        pin.result(120)
     assert other.read(lambda tx: tx.blobs.present("default", [blob.digest])) == {}
     assert one.write(lambda tx: tx.blobs.expire_pins(1e9)) == 0
 
@@ -222,7 +222,7 @@ def test_the_loser_of_a_race_for_a_name_runs_again_and_sees_the_winner(
             second = pool.submit(other.write, enrol)
         host = one.read(lambda tx: tx.hosts.by_name("box"))
         assert host is not None
-        assert second.result(10) == host.id
+        assert second.result(120) == host.id
 
 
 def test_the_loser_of_a_race_for_a_request_id_waits_and_sees_the_winner(
@@ -238,7 +238,7 @@ def test_the_loser_of_a_race_for_a_request_id_waits_and_sees_the_winner(
     with ThreadPoolExecutor(1) as pool:
         with paused(one, lambda tx: submit(tx, "one")):
             second = pool.submit(other.write, lambda tx: submit(tx, "other"))
-        assert second.result(10) == "one"
+        assert second.result(120) == "one"
 
 
 def test_units_that_lock_each_other_out_both_succeed(one: Database, other: Database) -> None:
@@ -266,5 +266,5 @@ def test_units_that_lock_each_other_out_both_succeed(one: Database, other: Datab
             pool.submit(one.write, lambda tx: bump(tx, 0)),
             pool.submit(other.write, lambda tx: bump(tx, 1)),
         ]:
-            job.result(20)
+            job.result(120)
     assert [run.epoch for run in one.read(lambda tx: tx.runs.page_by_id(None, 10))] == [2, 2]

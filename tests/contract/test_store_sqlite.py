@@ -163,12 +163,12 @@ def test_a_read_sees_one_snapshot_while_others_write(sqlite: Database) -> None:
     def look(tx: Tx) -> tuple[Run | None, Run | None]:
         first = tx.runs.get(run.id)
         began.set()
-        written.wait(5)
+        written.wait(120)
         return first, tx.runs.get(run.id)
 
     async def work() -> tuple[Run | None, Run | None]:
         reading = asyncio.create_task(sqlite.store.read(look))
-        await asyncio.to_thread(began.wait, 5)
+        await asyncio.to_thread(began.wait, 120)
         await sqlite.store.write(lambda tx: tx.runs.insert(run, "{}"))
         written.set()
         return await reading
@@ -267,7 +267,7 @@ class Held(Committer):
 
     def run(self, work: Callable[[], None]) -> asyncio.Future[None]:
         def held() -> None:
-            assert self.go.wait(20)
+            assert self.go.wait(120)
             if self.fails:
                 raise sqlite3.OperationalError("disk I/O error")
             work()

@@ -36,8 +36,8 @@ class Reader:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("CORRAL_")}
         return kept | {
             "HOME": str(self.home),
-            # Its `corral` is forked: a page has dozens of commands, and each would import it anew.
-            "PATH": os.pathsep.join([str(forked.command()), str(Path(sys.executable).parent), kept["PATH"]]),
+            # Its `corral` is forked, and so is what trains: each would import seconds of modules anew.
+            "PATH": os.pathsep.join([str(forked.commands()), str(Path(sys.executable).parent), kept["PATH"]]),
             **forked.environment(),
             "XDG_CACHE_HOME": kept.get("XDG_CACHE_HOME", str(ROOT / ".cache")),
             "CORRAL_PORT": "0",

@@ -89,7 +89,7 @@ class Host:
         for pid in marked(self.worker.data_dir):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.worker.process.wait(20)
+        self.worker.process.wait(120)
 
 
 @dataclass

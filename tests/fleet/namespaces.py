@@ -174,15 +174,15 @@ def why_not() -> str | None:
 
 def _try(network: NamespaceNetwork) -> str | None:
     with socket.create_server((network.server_host, 0)) as server:
-        server.settimeout(5)
+        server.settimeout(60)
         line = network.join(server.getsockname()[1])
-        say = f"import socket; socket.create_connection({server.getsockname()!r}, 5).send(b'word')"
+        say = f"import socket; socket.create_connection({server.getsockname()!r}, 60).send(b'word')"
         speak = line.wrap([sys.executable, "-S", "-c", say])
-        heard = threading.Thread(target=subprocess.run, args=(speak,), kwargs={"timeout": 10})
+        heard = threading.Thread(target=subprocess.run, args=(speak,), kwargs={"timeout": 60})
         heard.start()
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(5)
+            connection.settimeout(60)
             word = connection.recv(10)
         heard.join()
         line.lose(0.5)

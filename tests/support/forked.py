@@ -1,9 +1,10 @@
 """Programs of Corral without the time that they take to start.
 
 A process that has imported them forks one for each start: its own process with its own pid, folder,
-environment, output and exit code, but a second of imports is saved. Every test process has one such process.
+environment, output and exit code, but a second of imports is saved. Every test process has one such process,
+and once something trains a second one, which has imported the engine: that takes five seconds.
 
-`run` and `start` are for tests; `command` gives a file to be called in place of `corral` by a shell.
+`run` and `start` are for tests; `commands` gives a folder with a `corral` and a `python3` for a shell.
 """
 
 from __future__ import annotations
@@ -24,10 +25,27 @@ from typing import IO
 from corral.worker.child import strays
 
 NAMES = ("corral.server", "corral.worker")
-SOCKET = "FORKED_PROGRAMS"
+SOCKET, PYTHON = "FORKED_PROGRAMS", "FORKED_PYTHON"
 _LENGTH = struct.Struct("!I")
 _CLIENT = Path(__file__).with_name("forked_client.py")
 _SERVER = Path(__file__).with_name("forked_server.py")
+# Forks programs of Corral, and scripts with a training loop of their own; all else is Python itself.
+_PYTHON = """#!/bin/sh
+at() {{
+    address=$1
+    shift
+    exec {python} -IS {client} "$address" "$@"
+}}
+if [ "$PYTHONPATH$LD_PRELOAD" = "{given}" ]; then
+    case "$1 $2 $3" in
+        "-P -m corral.server" | "-P -m corral.worker") at {programs} "${{3}}" ;;
+        "-P -m corral.engine") shift 3 && at {engines} corral.engine "$@" ;;
+        "-m corral.engine "*) shift 2 && at {engines} corral.engine "$@" ;;
+        *.py" "*) grep -qs "^from corral.train" "$1" && at {engines} script "$@" ;;
+    esac
+fi
+exec {python} "$@"
+"""
 
 
 class ForkingProcess:
@@ -35,30 +53,37 @@ class ForkingProcess:
 
     def __init__(self) -> None:
         self.folder = Path(mkdtemp(prefix="forked-"))
-        self.address = self.folder / "socket"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self.address))
-        listener.listen(64)
+        self.address, self.engines = self.folder / "socket", self.folder / "engines"
+        listeners = [_listening(address) for address in (self.address, self.engines)]
+        numbers = [str(listener.fileno()) for listener in listeners]
         clean = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
         # Noted as ours: tests that supervise children in this process kill what they take for strays.
         self._process = strays.own(
             lambda: subprocess.Popen(
                 # A program is found by its name among the arguments.
-                [sys.executable, "-P", str(_SERVER), str(listener.fileno()), str(self.folder), *NAMES],
+                [sys.executable, "-P", str(_SERVER), *numbers, str(self.folder), *NAMES],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 env=clean,
-                pass_fds=[listener.fileno()],
+                pass_fds=[listener.fileno() for listener in listeners],
                 start_new_session=True,
             )
         )
-        listener.close()
+        for listener in listeners:
+            listener.close()
 
     def stop(self) -> None:
         """With it end all that it forked."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(120)
+
+
+def _listening(address: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen(64)
+    return listener
 
 
 @cache
@@ -191,7 +216,7 @@ def run(
             code = process.wait(timeout)
         except BaseException:
             process.kill()
-            process.wait(20)
+            process.wait(120)
             raise
         out, err = (_written(file).decode(errors=errors) for file in (stdout, stderr))
     return subprocess.CompletedProcess(process.args, code, out, err)
@@ -203,15 +228,32 @@ def _written(file: IO[bytes]) -> bytes:
 
 
 @cache
-def command() -> Path:
-    """A folder with a `corral` that is forked, for `PATH`; `environment` must be given as well."""
-    folder = _forking().folder / "bin"
+def commands() -> Path:
+    """A folder for `PATH` with a `corral` and a `python3` that fork; `environment` must be given as well.
+
+    That `corral` takes that `python3` for its own, and so do the server and worker that it starts.
+    """
+    forking = _forking()
+    folder = forking.folder / "bin"
     folder.mkdir()
-    made = folder / "corral"
-    made.write_text(f"#!{sys.executable} -IS\n" + _CLIENT.read_text(encoding="utf-8"), encoding="utf-8")
-    made.chmod(0o755)
+    places = {"programs": forking.address, "engines": forking.engines}
+    given = os.environ.get("PYTHONPATH", "") + os.environ.get("LD_PRELOAD", "")
+    _write_program(folder / "corral", f"#!{sys.executable} -IS\n" + _CLIENT.read_text(encoding="utf-8"))
+    _write_program(
+        folder / "python3", _PYTHON.format(python=sys.executable, client=_CLIENT, given=given, **places)
+    )
     return folder
 
 
+def _write_program(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+
+
 def environment() -> dict[str, str]:
-    return {SOCKET: str(_forking().address)}
+    return {SOCKET: str(_forking().address), **python_environment()}
+
+
+def python_environment() -> dict[str, str]:
+    """For a forked worker: what it starts with its Python, its engine among that, is forked too."""
+    return {PYTHON: str(commands() / "python3")}

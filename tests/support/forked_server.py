@@ -1,8 +1,9 @@
 """Imports the programs of Corral, and forks one for each that asks; see `forked`.
 
-    python forked_server.py LISTENER FOLDER
+    python forked_server.py LISTENER ENGINES FOLDER
 
-`LISTENER` is the number of a listening socket. Everything ends when standard input does, and the folder is
+`LISTENER` and `ENGINES` are numbers of listening sockets. When something first comes to `ENGINES`, a process
+of its own imports the engine and listens there. Everything ends when standard input does, and the folder is
 removed then.
 """
 
@@ -15,6 +16,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import selectors
 import shutil
 import signal
@@ -32,19 +34,31 @@ from corral.cli import main as cli
 from corral.server import __main__ as server
 from corral.worker import __main__ as worker
 
+_OF_ENGINES = ("corral.engine", "script")
 _CLONE_NEWNET = 0x40000000
 _MAINS: dict[str, Callable[[], object]] = {
     "corral": cli.main,
     "corral.server": server.main,
     "corral.worker": worker.main,
+    # Anew: it notes when it began.
+    "corral.engine": lambda: runpy.run_module("corral.engine", run_name="__main__"),
+    "script": lambda: _run_script(),
 }
+
+
+def _run_script() -> None:
+    del sys.argv[0]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Children:
     """Who asked for which process."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, engines: socket.socket | None = None) -> None:
         self._listener = listener
+        # None once another process listens there.
+        self._engines = engines
         self._lines: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = os.pipe()
@@ -56,10 +70,14 @@ class Children:
         # Ctrl-C is for whoever runs the tests.
         for source in (self._listener, 0, self._woken):
             self._selector.register(source, selectors.EVENT_READ)
+        if self._engines is not None:
+            self._selector.register(self._engines, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     self._fork(self._listener.accept()[0])
+                elif key.fileobj is self._engines:
+                    self._fork_engines()
                 elif key.fileobj == 0:
                     return self._end()
                 elif key.fileobj == self._woken:
@@ -67,6 +85,27 @@ class Children:
                     self._collect()
                 else:
                     self._gone(key.data)
+
+    def _fork_engines(self) -> None:
+        assert self._engines is not None
+        self._selector.unregister(self._engines)
+        engines, self._engines = self._engines, None
+        if os.fork() == 0:
+            self._let_go()
+            _serve_engines(engines)
+            os._exit(0)
+        engines.close()
+
+    def _let_go(self) -> None:
+        """In a child: what belongs to this process alone."""
+        self._selector.close()
+        for own in (self._listener, *self._lines.values()):
+            own.close()
+        if self._engines is not None:
+            self._engines.close()
+        signal.set_wakeup_fd(-1)
+        os.close(self._woken)
+        os.close(self._wake)
 
     def _fork(self, line: socket.socket) -> None:
         try:
@@ -79,13 +118,8 @@ class Children:
             return
         pid = os.fork()
         if pid == 0:
-            for other in self._lines.values():
-                other.close()
-            for own in (self._listener, line, self._selector):
-                own.close()
-            signal.set_wakeup_fd(-1)
-            os.close(self._woken)
-            os.close(self._wake)
+            self._let_go()
+            line.close()
             _become(asked, files)
         for file in files:
             os.close(file)
@@ -99,7 +133,10 @@ class Children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            line = self._lines.pop(pid)
+            line = self._lines.pop(pid, None)
+            if line is None:
+                # The process that listens for engines: who waits for it hears that it is gone.
+                continue
             if line in self._selector.get_map():
                 self._selector.unregister(line)
             # Whoever asked may have gone.
@@ -129,8 +166,12 @@ def _become(asked: dict[str, Any], files: list[int]) -> None:
         os.environ.clear()
         os.environ.update(asked["env"])
         os.chdir(asked["cwd"])
+        sys.executable = asked["env"].get("FORKED_PYTHON", sys.executable)
         if asked.get("network"):
             _enter_network(asked["network"])
+        if asked["program"] in _OF_ENGINES:
+            # As the worker starts it: what it does to its group reaches nobody else.
+            os.setsid()
         sys.argv = [asked["program"], *asked["argv"]]
         code = _code_of(_MAINS[asked["program"]])
         threading._shutdown()  # type: ignore[attr-defined]
@@ -167,13 +208,25 @@ def _code_of(main: Callable[[], object]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _serve_engines(listener: socket.socket) -> None:
+    # Read when they are imported.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    gc.disable()
+    for name in ("corral.engine.job", "corral.train"):
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    Children(listener).serve()
+
+
 def main() -> None:
     for module in pkgutil.walk_packages(corral.cli.__path__, "corral.cli."):
         importlib.import_module(module.name)
     gc.collect()
     gc.freeze()
-    Children(socket.socket(fileno=int(sys.argv[1]))).serve()
-    shutil.rmtree(sys.argv[2])
+    listener, engines = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    Children(listener, engines).serve()
+    shutil.rmtree(sys.argv[3])
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ class Installation:
         self("down", "--timeout", "5")
         for process in self._started:
             process.kill()
-            process.wait(20)
+            process.wait(120)
 
 
 @contextmanager

@@ -241,6 +241,6 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
         yield LiveServer(url, home, services, clock, operator, host, port, trusted, transport, loops[0])
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=120)
         listener.close()
         assert not thread.is_alive(), "the server did not stop"

@@ -191,7 +191,7 @@ def local_cluster(home: Path, *, lease_s: float = 2.0, **settings: str) -> Itera
 def _kill(process: Process) -> None:
     if process.poll() is None:
         process.kill()
-    process.wait(timeout=20)
+    process.wait(timeout=120)
 
 
 def wait_final(corral: Corral, run_id: str, *, within_s: float = 120.0) -> RunDetail:

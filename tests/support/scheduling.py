@@ -12,6 +12,16 @@ TESTS = Path(__file__).resolve().parents[1]
 SMOLLM2 = ("engine/test_smollm2.py", "engine/test_greedy.py", "engine/test_learns.py")
 # One process and in this order: they share a Ray.
 RAY = ("contract/test_ray_executor.py", "acceptance/test_executors.py")
+# One process: its second forking process imports the engine once for all of them.
+TRAINING_PAGES = (
+    "README",
+    "howto/forecast-and-cost",
+    "howto/own-training-loop",
+    "howto/resume-a-training-run",
+    "tutorial/train-grpo",
+    "tutorial/train-sft",
+    "tutorial/write-an-environment",
+)
 # So that all processes are busy to the end.
 LONGEST = (
     "docs/test_pages.py",
@@ -58,6 +68,8 @@ class FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         name = nodeid.partition("::")[0].removeprefix("tests/")
+        if name == "docs/test_pages.py" and any(f"{page}.md" in nodeid for page in TRAINING_PAGES):
+            return "training pages"
         if any(_is_in(name, place) for place in APART):
             return nodeid
         if name in RAY:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from support.waiting import eventually
 
 from corral.instance.channel import Channel
-from corral.instance.listener import MessageListener
 
 
 @pytest.fixture
@@ -44,51 +43,30 @@ def test_messages_come_whole_however_they_are_cut(pair: tuple[Channel, socket.so
     assert channel.receive() is None
 
 
-def test_what_was_read_with_the_one_before_is_not_waited_for(pair: tuple[Channel, socket.socket]) -> None:
-    channel, theirs = pair
-    assert not channel.wait(0)
-    theirs.sendall(message(b"{}") + message(b'{"n":1}'))
+@pytest.mark.parametrize("ending", ["fault", "worker gone"])
+def test_an_instance_hears_beside_its_main_thread_and_ends_when_it_can_hear_no_more(ending: str) -> None:
+    ours, theirs = socket.socketpair()
+    code = (
+        "import socket, time; from corral.instance.channel import Channel; "
+        "from corral.instance.listener import start_listening; "
+        f"channel = Channel(socket.socket(fileno={ours.fileno()})); "
+        "start_listening(channel, lambda header, body: print(10 // header['n'], len(body), flush=True)); "
+        "time.sleep(600)"
+    )
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            pass_fds=[ours.fileno()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        ours.close()
+        theirs.sendall(message(b'{"n":1}') + message(b'{"n":2}', b"body"))
+        if ending == "fault":
+            theirs.sendall(message(b'{"n":0}'))
+        else:
+            theirs.shutdown(socket.SHUT_WR)
+        printed, errors = process.communicate(timeout=120)
 
-    assert channel.wait(60)
-    assert channel.receive() == ({}, b"")
-    assert channel.wait(0)
-    assert channel.receive() == ({"n": 1}, b"")
-    assert not channel.wait(0)
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.by: list[tuple[Any, str]] = []
-        self.freed = threading.Event()
-
-    def handle(self, header: dict[str, Any], _: bytes) -> None:
-        self.by.append((header, threading.current_thread().name))
-
-    def until(self, count: int) -> None:
-        eventually(lambda: len(self.by) >= count, lambda: f"{count} to be heard, not only {self.by}")
-
-
-def test_the_main_thread_listens_while_it_is_free_and_is_stood_in_for_while_it_is_not(
-    pair: tuple[Channel, socket.socket],
-) -> None:
-    channel, theirs = pair
-    heard, me = Heard(), threading.current_thread().name
-    listener = MessageListener(channel)
-    listener.start(heard.handle, heard.freed.set)
-
-    theirs.sendall(message(b"1"))
-    assert listener.listen(60) is True
-    for turn in range(2, 5):
-        listener.away()
-        theirs.sendall(message(b"%d" % turn))
-        if turn == 4:
-            # Whoever asks for something waits for no tick.
-            listener.needed()
-        heard.until(turn)
-        assert listener.listen(0) is None, "somebody else does"
-        heard.freed.clear()
-        listener.back()
-        assert heard.freed.wait(60)
-        assert listener.listen(0) is False
-
-    assert heard.by == [(1, me), *((turn, "corral-listener") for turn in range(2, 5))]
+    assert (process.returncode, printed) == (1, b"10 0\n5 4\n")
+    assert (b"ZeroDivisionError" in errors) == (ending == "fault")

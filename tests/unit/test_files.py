@@ -90,9 +90,9 @@ def test_who_waits_for_a_lock_says_so_and_gets_it_when_it_is_free(tmp_path: Path
     waiter = threading.Thread(target=wait)
     with locks.exclusive(path):
         waiter.start()
-        assert said.wait(10)
+        assert said.wait(120)
         assert not got.is_set()
-    waiter.join(10)
+    waiter.join(120)
     assert got.is_set()
 
 

@@ -36,7 +36,7 @@ class Server:
     ) -> list[tuple[OutcomeAnswer | None, CorralError | None]]:
         self.calls.append([report.lease_id for report in reports])
         self.first_came.set()
-        assert self.go.wait(10)
+        assert self.go.wait(120)
         if self.away:
             raise ServerUnreachable("it is away")
         return [
@@ -59,7 +59,7 @@ def send_in_threads(outbox: Outbox, server: Server, reports: list[OutcomeReport]
 
     first = threading.Thread(target=send, args=(reports[0],))
     first.start()
-    assert server.first_came.wait(10)
+    assert server.first_came.wait(120)
     others = [threading.Thread(target=send, args=(report,)) for report in reports[1:]]
     for thread in others:
         thread.start()
@@ -67,7 +67,7 @@ def send_in_threads(outbox: Outbox, server: Server, reports: list[OutcomeReport]
         threading.Event().wait(0.001)
     server.go.set()
     for thread in (first, *others):
-        thread.join(10)
+        thread.join(120)
     return found
 
 

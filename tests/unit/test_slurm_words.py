@@ -321,7 +321,7 @@ def test_links_and_pipes_in_the_folder_of_a_job_are_neither_followed_nor_waited_
     os.mkfifo(folder / "step-9")
     (folder / "step").write_text("corral: job 1\n")
     prefix = ("env", f"PATH={commands}:{os.defpath}")
-    api = SlurmApi(SlurmOptions(folder=str(folder.parent), command_prefix=prefix, timeout_s=10.0))
+    api = SlurmApi(SlurmOptions(folder=str(folder.parent), command_prefix=prefix, timeout_s=120.0))
 
     assert api.observe([_HANDLE]).files == {_HANDLE.key: {"step": ["corral: job 1"]}}
     assert api.logs(_HANDLE, 0, most_bytes=1000) == "corral: job 1\n"

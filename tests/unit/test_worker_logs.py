@@ -80,7 +80,7 @@ def test_lines_of_each_stream_arrive_in_their_order(pipes: Pipes) -> None:
 def test_the_first_line_is_spooled_while_the_child_still_runs(pipes: Pipes) -> None:
     os.write(pipes.out, b"hello\n")
 
-    assert pipes.spool.wait_for(1, timeout_s=5)
+    assert pipes.spool.wait_for(1, timeout_s=120)
 
     assert [r.text for r in pipes.records()] == ["hello"]
     pipes.finish()
@@ -88,7 +88,7 @@ def test_the_first_line_is_spooled_while_the_child_still_runs(pipes: Pipes) -> N
 
 def test_a_prompt_without_a_newline_is_shown_and_closed_later(pipes: Pipes) -> None:
     os.write(pipes.out, b"loading")
-    assert pipes.spool.wait_for(1, timeout_s=5)
+    assert pipes.spool.wait_for(1, timeout_s=120)
     os.write(pipes.out, b" done\n")
 
     records = pipes.finish()

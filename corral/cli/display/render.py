@@ -125,13 +125,12 @@ def show_list(
     as_json: bool,
     empty: str,
     footer: str | None = None,
-    spare: Sequence[str] = (),
 ) -> None:
     """The items as JSON if asked, or else as the rows of a table, with a note below it."""
     if as_json:
         show_json(items)
         return
-    show_table(columns, rows, empty=empty, spare=spare)
+    show_table(columns, rows, empty=empty)
     if footer:
         note(footer)
 

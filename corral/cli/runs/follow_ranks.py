@@ -19,7 +19,6 @@ from corral.wire.runs import RunView
 
 # Each is a connection.
 MOST_STREAMS = 64
-_LAST_LINES_S = 30.0
 
 
 def iter_ranks(corral: Corral, run_id: str, ranks: int, *, tail: int | None = None) -> Iterator[LogLine]:

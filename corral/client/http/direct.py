@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -30,8 +29,6 @@ IDLE_S = 60.0
 _READ_BYTES = 1 << 16
 # The rest of an answer that did not come in one piece.
 _MORE_BYTES = 1 << 20
-# As much as an idle socket takes without waiting.
-_AT_ONCE_BYTES = 1 << 15
 
 
 class NoConnection(Exception):
@@ -83,33 +80,11 @@ class DirectClient:
 
     def post(self, path: str, body: bytes, *, timeout_s: float) -> DirectResponse:
         """One try. NoConnection, or OSError for what broke off half-way."""
-        return self._response(self._send(self._take(timeout_s), path, body))
-
-    def begin(self, path: str, body: bytes, *, timeout_s: float) -> Callable[[], DirectResponse] | None:
-        """Sent at once, without waiting for anything; what it gives waits for the answer.
-
-        None, and nothing was sent, if no connection is open or it could not take it whole.
-        """
-        if not self._idle or len(body) > _AT_ONCE_BYTES:
-            return None
-        try:
-            sock = self._take(timeout_s)
-        except NoConnection:
-            return None
-        return partial(self._response, self._send(sock, path, body))
-
-    def _send(self, sock: socket.socket, path: str, body: bytes) -> socket.socket:
+        sock = self._take(timeout_s)
         start = f"POST {self._base}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
-        try:
-            sock.sendall(start.encode("latin-1") + body)
-        except BaseException:
-            self._drop(sock)
-            raise
-        return sock
-
-    def _response(self, sock: socket.socket) -> DirectResponse:
         reader = _ResponseReader()
         try:
+            sock.sendall(start.encode("latin-1") + body)
             reader.read(sock)
         except BaseException:
             self._drop(sock)

@@ -157,32 +157,8 @@ class Transport:
     ) -> M:
         """One try of a small request, by the shortest way."""
         content = (body.model_dump_json() if isinstance(body, BaseModel) else _dumps(body)).encode()
-        return self._post(path, answer, content, timeout_s, None)
-
-    def begin(
-        self, path: str, answer: type[M], body: BaseModel, *, timeout_s: float | None = None
-    ) -> Callable[[], M]:
-        """Like `post`, for a request that may arrive twice: sent now if that takes no waiting, and otherwise
-        by what this gives, which waits for the answer."""
-        content, begun = body.model_dump_json().encode(), None
-        with suppress(OSError):
-            if self._direct is not None:
-                begun = self._direct.begin(path, content, timeout_s=timeout_s or self._timeout_s)
-        return partial(self._post, path, answer, content, timeout_s, begun)
-
-    def _post(
-        self,
-        path: str,
-        answer: type[M],
-        content: bytes,
-        timeout_s: float | None,
-        begun: Callable[[], DirectResponse] | None,
-    ) -> M:
-        tries = [begun] if begun is not None else []
         try:
-            found = self._asked(
-                lambda: self._posted(path, content, timeout_s, tries.pop() if tries else None)
-            )
+            found = self._asked(lambda: self._posted(path, content, timeout_s))
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         if isinstance(found, DirectResponse):
@@ -198,16 +174,8 @@ class Transport:
             raise from_response(found)
         return parsed(found, answer)
 
-    def _posted(
-        self,
-        path: str,
-        content: bytes,
-        timeout_s: float | None,
-        begun: Callable[[], DirectResponse] | None,
-    ) -> httpx.Response | DirectResponse:
+    def _posted(self, path: str, content: bytes, timeout_s: float | None) -> httpx.Response | DirectResponse:
         try:
-            if begun is not None:
-                return begun()
             if self._direct is None:
                 raise NoConnection
             return self._direct.post(path, content, timeout_s=timeout_s or self._timeout_s)

@@ -47,6 +47,3 @@ SELECT
     SUM(price_per_hour * (COALESCE(closed_at, :now) - held_at)) / 3600 AS cost,
     COUNT(*) - COUNT(price_per_hour) AS unpriced
 FROM placements WHERE executor = :executor AND held_at IS NOT NULL;
-
--- name: placement_delete_of_run
-DELETE FROM placements WHERE run_id = :run_id AND state = 'closed';

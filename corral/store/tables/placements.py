@@ -59,6 +59,3 @@ class SqlPlacements(Table):
     def costs(self, executor: str, now: float) -> ExecutorCosts:
         ((cost, unpriced),) = self._db.all("placement_costs", {"executor": executor, "now": now})
         return ExecutorCosts(cost, unpriced)
-
-    def delete_of_run(self, run_id: RunId) -> None:
-        self._tell("placement_delete_of_run", run_id=run_id)

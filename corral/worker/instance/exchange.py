@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
@@ -19,9 +18,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 20.0
 
-# A request for calls, and what waits for its answer.
-Asked = tuple[LeaseCallsRequest, Callable[[], LeaseCallsAnswer]]
-
 
 class CallFeed:
     """Fetches calls while there is room for them, and brings their arguments.
@@ -33,16 +29,12 @@ class CallFeed:
         self._session = session
         self._calls = calls
         self._payloads = payloads
-        # Sent by another thread; ours waits for the answer.
-        self._sent: Asked | None = None
-        calls.ask_early = self._ask_early
 
     def run(self) -> None:
         pauses = Pauses()
-        while (asked := self._next_request()) is not None:
-            request, wait_for_answer = asked
+        while (request := self._next_request()) is not None:
             try:
-                answer = wait_for_answer()
+                answer = self._session.exchange(request)
             except CorralError as error:
                 self._asked(request, None)
                 if isinstance(error, LeaseLost | NotFound):
@@ -70,47 +62,23 @@ class CallFeed:
             else:
                 calls.state.answered(request, len(answer.calls))
 
-    def _next_request(self) -> Asked | None:
-        """Wait until there is one to make, or one was sent already; None when no more calls are taken."""
+    def _next_request(self) -> LeaseCallsRequest | None:
+        """Wait until there is one to make; None when no more calls are taken."""
         calls, state = self._calls, self._calls.state
         with calls.lock:
-            while self._sent is None and (
-                state.is_asking or not (state.takes_no_more or (want := self._wanted()))
-            ):
+            while not (state.takes_no_more or (want := self._wanted())):
                 # With room left it is only a matter of time: a call that takes longer than others did
                 # is not waited for.
                 state.is_full = state.room(time.monotonic()) <= 0
-                calls.feed_wakes.wait(None if state.is_full or state.is_asking else SHORT_S)
-            if self._sent is not None:
-                sent, self._sent = self._sent, None
-                return sent
-            return None if state.takes_no_more else self._begin(want)
-
-    def _ask_early(self) -> bool:
-        """Send a request from the calling thread: to wake ours for it would take as long."""
-        with self._calls.lock:
-            state = self._calls.state
-            if state.is_asking or state.takes_no_more or not (want := self._wanted()):
-                return False
-            request, wait_for_answer = self._begin(want)
-        try:
-            wait_for_answer = self._session.begin_exchange(request)
-        finally:
-            # If it failed, our thread sends it again and sees to the failure.
-            with self._calls.lock:
-                self._sent = request, wait_for_answer
-                self._calls.feed_wakes.notify_all()
-        return True
+                calls.feed_wakes.wait(None if state.is_full else SHORT_S)
+            if state.takes_no_more:
+                return None
+            state.is_asking, state.is_full = True, False
+            return state.request(time.monotonic(), want=want, wait_s=POLL_S)
 
     def _wanted(self) -> int:
         self._calls.state.is_closing = self._session.control.stop_order() is not None
         return self._calls.state.wanted(time.monotonic())
-
-    def _begin(self, want: int) -> Asked:
-        state = self._calls.state
-        state.is_asking, state.is_full = True, False
-        request = state.request(time.monotonic(), want=want, wait_s=POLL_S)
-        return request, lambda: self._session.begin_exchange(request)()
 
     def _take(self, answer: LeaseCallsAnswer) -> None:
         for call_id in answer.cancelled:
@@ -169,7 +137,7 @@ class OutcomeMailer:
     def _send(self, request: LeaseCallsRequest) -> None:
         calls = self.calls
         try:
-            answer = self.session.begin_exchange(request)()
+            answer = self.session.exchange(request)
         except (LeaseLost, NotFound) as error:
             self.session.control.lose(error.message)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,6 @@ class LiveCalls:
         self.lock = threading.RLock()
         self.feed_wakes = threading.Condition(self.lock)
         self.mailer_wakes = threading.Condition(self.lock)
-        # Set by the feed: sends the next request for calls from the thread that made room, if it is time.
-        self.ask_early: Callable[[], bool] = lambda: False
         self._channel = channel
 
     @contextmanager
@@ -60,15 +58,12 @@ class LiveCalls:
         return True
 
     def settle(self, call_id: str, *, ran_s: float = 0.0, **how: Any) -> None:
-        with self.lock:
-            is_first_news, now = not self.state.has_news, time.monotonic()
-            if not self.state.settle(call_id, now, ran_s=ran_s, **how):
+        with self.changing() as state:
+            now = time.monotonic()
+            if not state.settle(call_id, now, ran_s=ran_s, **how):
                 return
-            begun = self.state.begin(now)
+            begun = state.begin(now)
         self._hand_over(begun)
-        if not self.ask_early():
-            with self.lock:
-                self._wake_one(is_first_news=is_first_news)
 
     def settle_ended(self, call_id: str, *, ran_s: float) -> None:
         """The instance says that it ended a call as it was told to."""
