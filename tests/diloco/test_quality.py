@@ -1,4 +1,4 @@
-"""A text model that replicas train apart is nearly as good as one that one process trains on as many tokens."""
+"""A text model that replicas train apart is nearly as good as one that a single process trains."""
 
 from __future__ import annotations
 
