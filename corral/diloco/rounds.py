@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -108,8 +108,8 @@ class Rounds:
         return self.heal(newest)
 
     def newest(self) -> Commit | None:
-        names = [one.key.rpartition("/")[2] for one in self.store.list(f"{self.prefix}/commits")]
-        numbers = [int(name.removesuffix(".json")) for name in names]
+        listed = self.store.list(f"{self.prefix}/commits")
+        numbers = [number for one in listed if (number := records.number_of(one.key)) is not None]
         return self._commit(max(numbers)) if numbers else None
 
     def heal(self, commit: Commit) -> tuple[Commit, Vector]:
@@ -214,7 +214,10 @@ class Rounds:
         key = f"{self._round(number)}/members.json"
         for tries in itertools.count():
             if (found := self.store.get(key)) is not None:
-                return records.read_membership(found[0], key)
+                membership = records.read_membership(found[0], key)
+                if not all(self._fits(offer) for offer in membership.offers):
+                    raise records.broken(key, "an offer in it is of another vector")
+                return membership
             if self._commit(number) is not None:
                 return None
             if (offers := self._ready(number, base)) is not None:
@@ -232,12 +235,22 @@ class Rounds:
         since = there[self.rules.quorum - 1].modified
         if not self._expected(base) <= names and self.store.now() - since < self.rules.grace_s:
             return None
-        offers = []
-        for one in sorted(there, key=lambda one: one.key):
-            found = self.store.get(one.key)
-            if found is not None:
-                offers.append(records.read_offer(found[0], one.key))
-        return offers
+        offers = (self._offer_at(key) for key in sorted(one.key for one in there))
+        good = [one for one in offers if one is not None]
+        return good if len(good) >= max(1, self.rules.quorum) else None
+
+    def _offer_at(self, key: str) -> RoundOffer | None:
+        """None for one that cannot count: what somebody else put there keeps nobody from the round."""
+        try:
+            found = self.store.get(key)
+            offer = None if found is None else records.read_offer(found[0], key)
+        except StoreError:
+            return None
+        name = key.rpartition("/")[2].removesuffix(".json")
+        return offer if offer is not None and offer.replica == name and self._fits(offer) else None
+
+    def _fits(self, offer: RoundOffer) -> bool:
+        return len(offer.pieces) == self._cut.pieces and offer.payload.startswith(f"{self.prefix}/")
 
     def _expected(self, base: Commit) -> set[str]:
         """Those of the round before, and those who came since."""
@@ -260,16 +273,26 @@ class Rounds:
         if first == last or self.store.get(self._record_key(number, place)) is not None:
             return
         stretch = cut.stretch(first, last)
-        gradients = (self._part_of(offer, cut, first, last) for offer in membership.offers)
-        mean = weighted_mean(gradients, [offer.tokens for offer in membership.offers])
+        mean = self._mean(membership.offers, first, last)
         numbers = slice(stretch.start * BLOCK, stretch.stop * BLOCK)
         before = self._state(base, "momentum", first, last)
         after, momentum = self.rules.outer.step(padded(weights)[numbers], before, mean)
         shard = self._write_shard(number, place, (first, last), after, momentum)
         self.store.create(self._record_key(number, place), records.dump(shard))
 
+    def _mean(self, offers: Sequence[RoundOffer], first: int, last: int) -> Vector:
+        """Of those whose parts are numbers: one that brings others spoils nothing. Whoever does it, the same
+        parts count."""
+        parts = (self._part_of(offer, self._cut, first, last) for offer in offers)
+        mean = weighted_mean(parts, [offer.tokens for offer in offers])
+        if np.isfinite(mean).all():
+            return mean
+        good = [one for one in offers if np.isfinite(self._part_of(one, self._cut, first, last)).all()]
+        is_better = 0 < len(good) < len(offers)
+        return self._mean(good, first, last) if is_better else np.zeros_like(mean)
+
     def _part_of(self, offer: RoundOffer, cut: Cut, first: int, last: int) -> Vector:
-        codec, stretch = Codec(_known(offer.compression)), cut.stretch(first, last)
+        codec, stretch = Codec(records.known_compression(offer.compression)), cut.stretch(first, last)
         size = (stretch.stop - stretch.start) * codec.block_bytes
         at = offer.start + stretch.start * codec.block_bytes
         each = cut.piece_blocks * codec.block_bytes
@@ -323,7 +346,7 @@ class Rounds:
         for tries in itertools.count():
             if (commit := self._commit(number)) is not None:
                 return commit
-            shards = dict(self._records(number))
+            shards = dict(self._records(number, cut.shards(len(membership.offers))))
             missing = [place for place in wanted if place not in shards]
             if not missing:
                 members = {one.replica: one.tokens for one in membership.offers}
@@ -336,11 +359,15 @@ class Rounds:
             self.sleep(min(self.rules.poll_s, _FIRST_POLL_S * 1.5 ** min(tries, 20)))
         raise AssertionError("unreachable")
 
-    def _records(self, number: int) -> Iterator[tuple[int, Shard]]:
+    def _records(self, number: int, cuts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Shard]]:
         for one in self.store.list(f"{self._round(number)}/shards"):
-            if (found := self.store.get(one.key)) is not None:
-                place = int(one.key.rpartition("/")[2].removesuffix(".json"))
-                yield place, records.read_shard(found[0], one.key)
+            place = records.number_of(one.key)
+            if place is None or place >= len(cuts) or (found := self.store.get(one.key)) is None:
+                continue
+            shard = records.read_shard(found[0], one.key)
+            if (shard.first, shard.last) != cuts[place]:
+                raise records.broken(one.key, "it is another part of the vector than its name says")
+            yield place, shard
 
     def _collect(self, number: int) -> None:
         """Remove the objects of rounds that nobody reads any more; the commits themselves stay."""
@@ -354,7 +381,11 @@ class Rounds:
     def _commit(self, number: int) -> Commit | None:
         key = self._commit_key(number)
         found = self.store.get(key)
-        return None if found is None else records.read_commit(found[0], key)
+        if found is None:
+            return None
+        commit = records.read_commit(found[0], key)
+        records.check_whole(commit, key, number, Cut.of(commit.size).pieces)
+        return commit
 
     def _commit_key(self, number: int) -> str:
         return f"{self.prefix}/commits/{number:08d}.json"
@@ -367,10 +398,3 @@ class Rounds:
 
     def _round(self, number: int) -> str:
         return f"{self.prefix}/rounds/{number:08d}"
-
-
-def _known(compression: str) -> Compression:
-    for known in ("none", "bf16", "int8", "int4"):
-        if compression == known:
-            return known
-    raise StoreError(f"a payload is packed as {compression!r}", hint="Run the same Corral on all replicas.")

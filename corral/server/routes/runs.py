@@ -32,6 +32,7 @@ from corral.domain.runs.runs import Run, RunFilter
 from corral.domain.runs.states import FINAL, RunState
 from corral.server.auth import Caller, User, find_run
 from corral.server.bodies.checked_json import SMALL_BYTES
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import (
     Limit,
@@ -51,7 +52,7 @@ from corral.wire.artifacts import ArtifactPage
 from corral.wire.faults import Form
 from corral.wire.spec.run_file import RunSpec
 
-router = APIRouter(prefix="/v1", tags=["runs"])
+router = APIRouter(prefix="/v1", tags=["runs"], route_class=LargeBodyRoute)
 # How many of a list are read at a time: the metrics of a run may have 200 KiB, its spec 1 MiB.
 _RUNS, _SPECS = 250, 16
 _LIVE = tuple(state for state in RunState if state not in FINAL)
