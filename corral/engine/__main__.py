@@ -22,7 +22,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m corral.engine",
-        description="Train, evaluate or sample a language model.",
+        description="Train, evaluate, sample or serve a language model.",
         epilog="Under Corral's worker everything comes from the CORRAL_ variables.",
     )
     parser.add_argument("spec", nargs="?", help="the spec as JSON; CORRAL_SPEC when left out")
@@ -34,7 +34,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def parse_task(argv: Sequence[str]) -> argparse.Namespace:
-    """`eval FOLDER` and `sample FOLDER -m TEXT`, for the output folder of a run."""
+    """`eval FOLDER`, `sample FOLDER -m TEXT` and `serve FOLDER`, for the output folder of a run."""
     parser = argparse.ArgumentParser(prog=f"python -m corral.engine {argv[0]}")
     parser.add_argument("run", help="the output folder of a training run")
     parser.add_argument("--output", default=f"{argv[0]}-output", help="where the result goes")
@@ -44,6 +44,12 @@ def parse_task(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("--rows", type=int, help="how many rows or tasks")
         parser.add_argument("--data", help="rows to evaluate on, if not those of the run")
         parser.add_argument("--environment", help="the environment, if it is not where it was")
+    elif argv[0] == "serve":
+        parser.add_argument("--name", help="what clients call the model; the folder's name when left out")
+        parser.add_argument("--port", type=int, help="where to listen on this machine (8000)")
+        parser.add_argument("--token-file", help="a file with the API key; one is made when left out")
+        parser.add_argument("--context", type=int, help="the most tokens of a prompt and its answer")
+        parser.add_argument("--rows", type=int, help="how many answers are written side by side")
     else:
         asked = parser.add_mutually_exclusive_group(required=True)
         asked.add_argument("-m", "--message", help="what to say, in the form that it was trained in")
@@ -88,6 +94,9 @@ def task_places(task: str, said: argparse.Namespace) -> JobPaths:
     if task == "eval":
         ask |= {"rows": said.rows}
         table |= {key: str(Path(value).absolute()) for key, value in _moved(said).items()}
+    elif task == "serve":
+        ask |= {"port": said.port, "context": said.context, "rows": said.rows}
+        ask |= {"token_file": said.token_file and str(Path(said.token_file).absolute())}
     else:
         ask |= {"prompt": said.prompt} if said.message is None else {"messages": _messages(said)}
         ask |= {"n": said.n or 1}
@@ -98,6 +107,8 @@ def task_places(task: str, said: argparse.Namespace) -> JobPaths:
     else:
         table |= {"adapter": str(run)}
     spec |= {"train": table, "seed": record.get("seed", 0)}
+    if task == "serve":
+        spec |= {"name": said.name or run.name}
     output.mkdir(parents=True, exist_ok=True)
     (output / "spec.json").write_text(json.dumps(spec, indent=2), encoding="utf-8")
     # Paths in the table are those of the run, which was started in the folder of its own spec.
@@ -115,7 +126,7 @@ def _moved(said: argparse.Namespace) -> dict[str, str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    is_task = argv[:1] in (["eval"], ["sample"])
+    is_task = argv[:1] in (["eval"], ["sample"], ["serve"])
     said = parse_task(argv) if is_task else parse(argv)
     where = task_places(argv[0], said) if is_task else places(said, os.environ)
     if not any(name in os.environ for name in _ALLOCATOR):

@@ -26,6 +26,7 @@ from corral.engine.inputs import TrainingData
 from corral.engine.model.load import LoadedModel
 from corral.engine.reports import output, report
 from corral.engine.reports.events import EventWriter, TerminalOutput
+from corral.engine.serving import serve
 from corral.engine.spec import InvalidSpec, JobPaths, JobSpec, memory_retries, read
 from corral.engine.training import checkpoints, grpo, sft
 from corral.engine.training.checkpoints import CheckpointWriter
@@ -114,6 +115,8 @@ class EngineJob:
         with ExitStack() as stack:
             if self.spec.task == "sample":
                 self._sample(train, eval_and_sample.task_options(self.spec))
+            elif self.spec.task == "serve":
+                self._serve(train, serve.serve_options(self.spec))
             elif self.spec.task == "eval":
                 self._evaluate(train, eval_and_sample.task_options(self.spec), stack)
             else:
@@ -226,6 +229,12 @@ class EngineJob:
         rows = eval_and_sample.sample(trained, ask, inputs.prompt_form(train, self.places))
         self.places.output.mkdir(parents=True, exist_ok=True)
         report.write_lines(self.places.output / "samples.jsonl", rows)
+
+    def _serve(self, train: Train, ask: Mapping[str, Any]) -> None:
+        loaded = self.load(train)
+        engine = inputs.make_engine(train, loaded, self.places, None, seed=self.spec.seed, which=ask["which"])
+        trained = TrainedModel(engine, train, self.events, self.stop)
+        serve.serve(trained, self.spec.name, ask, inputs.prompt_form(train, self.places))
 
     # -- parts of them --------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from corral.engine.errors import EngineError
 
-Task = Literal["train", "eval", "sample"]
+Task = Literal["train", "eval", "sample", "serve"]
 # Whatever a pass holds, so many halvings leave one token of it.
 _MOST_HALVINGS = 22
-TASKS: tuple[Task, ...] = ("train", "eval", "sample")
+TASKS: tuple[Task, ...] = ("train", "eval", "sample", "serve")
 
 
 class InvalidSpec(EngineError):
@@ -55,8 +55,8 @@ class JobPaths:
 @dataclass(frozen=True)
 class JobSpec:
     """One job. `table` is `[train]` as asked; None for an eval or sample of a run's artifact, which brings
-    its own. `ask` is the table of the task (`eval` or `sample`). `variables` are the names of the run's own
-    environment variables and secrets, which its environment's code may see."""
+    its own. `ask` is the table of any other task. `variables` are the names of the run's own environment
+    variables and secrets, which its environment's code may see."""
 
     task: Task
     model: str | None

@@ -117,6 +117,8 @@ class Listener:
         task = self._loop.create_task(self._begin(connection, handshake))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
+        # A task that is cancelled before it ran has given the connection to no transport.
+        task.add_done_callback(lambda task: connection.close() if task.cancelled() else None)
 
     async def _begin(self, connection: socket.socket, handshake: Handshake | None) -> None:
         try:
@@ -150,6 +152,14 @@ class HttpServer(uvicorn.Server):
             )
             # Uvicorn closes it, and waits until it is closed.
             self.servers.append(listener)  # type: ignore[arg-type]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        # Uvicorn leaves those open that had not ended in time.
+        for connection in list(self.server_state.connections):
+            connection.hang_up()  # type: ignore[union-attr]
+        # Their transports close in the next turn of the loop.
+        await asyncio.sleep(0)
 
     def _new_protocol(self) -> asyncio.Protocol:
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]

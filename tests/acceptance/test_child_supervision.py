@@ -96,8 +96,7 @@ def sleepers_below(pid: int) -> list[psutil.Process]:
 
 
 def wait_for_sleeper(pid: int) -> psutil.Process:
-    eventually(lambda: bool(sleepers_below(pid)), "it to sleep")
-    return sleepers_below(pid)[0]
+    return eventually(lambda: sleepers_below(pid), "it to sleep")[0]
 
 
 def dead(process: psutil.Process) -> bool:
@@ -179,7 +178,7 @@ def test_a_command_that_cannot_be_executed_says_why(
 
 
 def test_a_daemon_in_a_session_of_its_own_dies_with_the_child(tmp_path: Path) -> None:
-    code = SETSID_DAEMON + "daemon({}); time.sleep(0.3); os._exit(3)"
+    code = SETSID_DAEMON + "daemon({}); time.sleep(1); os._exit(3)"
     with start_python(code, tmp_path) as one:
         daemon = wait_for_sleeper(one.supervisor_pid)
         result = ended(one)

@@ -126,7 +126,7 @@ def test_a_killed_worker_is_named_and_up_starts_it_again_without_waiting_for_it(
         run = machine.ok("run", "--detach", "--no-code", "--", "true").strip()
         assert "the worker has died" in machine("why", run).stderr
         machine.ok("up", "--detach")
-        assert "1 of 1 here" in machine.ok("status")
+        eventually(lambda: "1 of 1 here" in machine.ok("status"), "the worker to be here")
 
         worker, server = machine.process("worker"), machine.process("server")
         # A worker that cannot answer now, as one that waits between two tries.

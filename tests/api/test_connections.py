@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,3 +271,20 @@ def test_connections_leave_the_server_files_of_its_own(tls: str, tmp_path: Path)
             trust_env=False,
         )
         assert uploaded.status_code == 201, uploaded.text
+
+
+def test_a_server_that_stops_hangs_up_on_those_who_do_not_read(tmp_path: Path) -> None:
+    data = os.urandom(16 << 20)
+    with serve(tmp_path / "home") as live:
+        live.ok("PUT", f"/v1/projects/default/blobs/{sha(data)}", content=data)
+        slow, path = connect(live), f"/v1/blobs/{sha(data)}?project=default"
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {live.operator}\r\n\r\n"
+        slow.sendall(request.encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+
+    with warnings.catch_warnings(record=True) as left_open, slow:
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+        assert len(until_closed(slow)) < len(data)
+
+    assert not left_open

@@ -189,8 +189,13 @@ def state_of(fleet: Fleet, run_id: str) -> list[object]:
     """All that a late call could have changed; the new attempt's own log goes on."""
     corral = fleet.corral
     run = corral.runs.get(run_id)
+    # The host of the new attempt goes on to say how busy it is.
+    attempts = [
+        one.model_copy(update={"ranks": [rank.model_copy(update={"sample": None}) for rank in one.ranks]})
+        for one in run.attempts
+    ]
     return [
-        (run.state, run.attempt, run.attempts, run.retries_used, run.artifact_id),
+        (run.state, run.attempt, attempts, run.retries_used, run.artifact_id),
         [(event.type, event.data) for event in fleet.events(run_id)],
         corral.runs.artifacts(run_id).items,
         corral.runs.checkpoints(run_id).items,

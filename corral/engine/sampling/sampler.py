@@ -123,6 +123,10 @@ class Sampler:
             self._end(row)
         return [Completion(r.request.key, r.tokens, r.logprobs, r.reason or "") for r in done]
 
+    def under_way(self) -> list[tuple[int, list[int], list[float]]]:
+        """Key, tokens and logprobs so far of each sequence that goes on. The lists grow with the steps."""
+        return [(row.request.key, row.tokens, row.logprobs) for row in self._running]
+
     def _end(self, row: _Row) -> None:
         self._running.remove(row)
         self._pages.release(row.pages)
