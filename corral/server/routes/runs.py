@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import secrets
+from corral.core.placements.place import coming_of
 from corral.core.placements.why import placement_notes, placement_summary
 from corral.core.policy import ServerPolicy
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
@@ -352,7 +353,11 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
-        told = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
+        if held_back is None and need.executors and found.state is RunState.QUEUED:
+            coming = coming_of(tx, svc.board, found.project)
+            held_back = svc.board.held_back(tx, found, svc.policy, coming=coming)
+        full, is_placed = group_is_full(tx, found), need.is_placed
+        told = summary(found, hosts, now=now, held_back=held_back, group=full, is_placed=is_placed)
         if held_back is None:
             placed = placement_summary(tx, found, need, now=now)
             told = placed or gang_summary(tx, svc.board, found, hosts) or told
