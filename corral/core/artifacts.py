@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
@@ -28,23 +29,26 @@ class FileManifest:
     metric: float | None = None
     meta: str = "{}"
 
+    @cached_property
+    def digest(self) -> Digest:
+        """Of its files, which takes long where there are many; BadPath if one of them cannot be stored."""
+        check_paths([f.path for f in self.files])
+        return listing_digest(self.files)
+
 
 def commit_from_lease(
     tx: Tx, key: LeaseKey, manifest: FileManifest, *, now: float, policy: ServerPolicy
 ) -> Artifact:
     """Bind files to the run, attempt, rank and epoch that made them. The same again is the same artifact."""
-    check_paths([f.path for f in manifest.files])
+    digest = manifest.digest
     lease, run = fence(tx, key, now=now, policy=policy)
-    digest = listing_digest(manifest.files)
     for known in tx.artifacts.of_run(run.id):
         made_by = (known.epoch, known.kind, known.digest, known.step)
         if made_by == (lease.epoch, manifest.kind, digest, manifest.step):
             return known
     check_blobs(tx, run.project, manifest.files)
     check_of_lease(tx, lease, [NamedBlob(file.digest, file.size) for file in manifest.files])
-    artifact = insert(
-        tx, manifest, digest, project=run.project, lease=lease, by=f"host:{key.host_id}", now=now
-    )
+    artifact = insert(tx, manifest, project=run.project, lease=lease, by=f"host:{key.host_id}", now=now)
     data = {"artifact": artifact.id, "kind": artifact.kind, "step": artifact.step, "metric": artifact.metric}
     run = record(tx, run, "artifact", at=now, actor=f"host:{key.host_id}", data=data)
     if manifest.kind is ArtifactKind.CHECKPOINT:
@@ -56,13 +60,12 @@ def commit_upload(tx: Tx, project: str, manifest: FileManifest, *, principal: st
     """A user's code or input. Equal content is stored once per project."""
     if manifest.kind not in (ArtifactKind.CODE, ArtifactKind.INPUT):
         raise InvalidInput(f"a {manifest.kind} can only be committed by the worker that made it")
-    check_paths([f.path for f in manifest.files])
-    digest = listing_digest(manifest.files)
+    digest = manifest.digest
     known = tx.artifacts.by_digest(project, manifest.kind, digest)
     if known is not None:
         return known
     check_blobs(tx, project, manifest.files)
-    return insert(tx, manifest, digest, project=project, lease=None, by=principal, now=now)
+    return insert(tx, manifest, project=project, lease=None, by=principal, now=now)
 
 
 def check_blobs(tx: Tx, project: str, files: Sequence[ArtifactFile]) -> None:
@@ -81,13 +84,13 @@ def check_blobs(tx: Tx, project: str, files: Sequence[ArtifactFile]) -> None:
 
 
 def insert(
-    tx: Tx, manifest: FileManifest, digest: Digest, *, project: str, lease: Lease | None, by: str, now: float
+    tx: Tx, manifest: FileManifest, *, project: str, lease: Lease | None, by: str, now: float
 ) -> Artifact:
     artifact = Artifact(
         id=new_artifact_id(),
         project=project,
         kind=manifest.kind,
-        digest=digest,
+        digest=manifest.digest,
         files=len(manifest.files),
         bytes=sum(f.size for f in manifest.files),
         **{name: getattr(lease, name, None) for name in ("run_id", "attempt", "rank", "epoch", "host_id")},

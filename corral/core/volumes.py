@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from corral.core.artifacts import FileManifest, check_blobs, insert
-from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
-from corral.domain.errors import FieldError, VolumeConflict, found
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
+from corral.domain.errors import FieldError, TooLarge, VolumeConflict, found
 from corral.domain.ids import ArtifactId
 from corral.domain.paths import BadPath, check_paths
 from corral.domain.volumes import VolumeRecord, VolumeVersion, merge
@@ -16,6 +16,8 @@ from corral.store.transaction import Tx
 # Behind the newest so many, a version goes once it is a day old.
 KEEP_VERSIONS = 10
 KEEP_S = 86400.0
+# Also where the files of several writers are merged.
+MOST_FILES = 200_000
 _PAGE = 10_000
 _NAMED = 20
 
@@ -36,28 +38,60 @@ class VolumeCommitResult(NamedTuple):
     artifact: Artifact | None
 
 
-def commit(
-    tx: Tx, project: str, name: str, change: VolumeChange, *, by: str, now: float
-) -> VolumeCommitResult:
-    """A new version; the newest one if there is nothing to change. All of it or nothing.
+class VolumeDraft(NamedTuple):
+    """What a change makes of a volume whose newest version has the files of `seen`. Without a `manifest` that
+    is nothing new."""
+
+    seen: ArtifactId | None
+    manifest: FileManifest | None
+
+
+def draft(tx: Tx, project: str, name: str, change: VolumeChange) -> VolumeDraft:
+    """Read, and worked out, before the transaction that writes it: of many files it takes long.
 
     Files that both this change and others since its base touched, differently, are a VolumeConflict.
     """
-    check_paths(file.path for file in change.files)
-    volume = _locked(tx, project, name, by=by, now=now)
+    volume = tx.volumes.get(project, name) or VolumeRecord(project, name, 0, 0.0, "")
+    mine = FileManifest(ArtifactKind.VOLUME, tuple(sorted(change.files, key=lambda file: file.path)))
+    if change.base != volume.head:
+        check_paths(file.path for file in change.files)
     head = _files(tx, volume, volume.head)
-    mine = {file.path: file for file in change.files}
-    made = mine if change.base == volume.head else _merged(tx, volume, change.base, head, mine)
-    if made == head:
+    if change.base != volume.head:
+        merged = _merged(tx, volume, change.base, head, {file.path: file for file in change.files})
+        mine = FileManifest(ArtifactKind.VOLUME, tuple(merged[path] for path in sorted(merged)))
+    if len(mine.files) > MOST_FILES:
+        raise TooLarge(
+            f"volume {name} would have {len(mine.files)} files; {MOST_FILES} are the most",
+            hint="Keep many small files in one, as a tar.",
+        )
+    # Here, where nobody waits for it.
+    is_new = bool(mine.digest) and {file.path: file for file in mine.files} != head
+    return VolumeDraft(_newest_files(tx, volume), mine if is_new else None)
+
+
+def commit(
+    tx: Tx, project: str, name: str, made: VolumeDraft, *, base: int, by: str, now: float
+) -> VolumeCommitResult | None:
+    """A new version; the newest one if there is nothing to change. All of it or nothing.
+
+    None if somebody else was first: then the draft is of another version.
+    """
+    volume = _locked(tx, project, name, by=by, now=now)
+    if _newest_files(tx, volume) != made.seen:
+        return None
+    if made.manifest is None:
         return newest(tx, volume)
-    manifest = FileManifest(ArtifactKind.VOLUME, tuple(made[path] for path in sorted(made)))
-    check_blobs(tx, project, manifest.files)
-    digest = listing_digest(manifest.files)
-    artifact = insert(tx, manifest, digest, project=project, lease=None, by=by, now=now)
-    version = VolumeVersion(project, name, volume.head + 1, change.base, artifact.id, now, by)
+    check_blobs(tx, project, made.manifest.files)
+    artifact = insert(tx, made.manifest, project=project, lease=None, by=by, now=now)
+    version = VolumeVersion(project, name, volume.head + 1, base, artifact.id, now, by)
     tx.volumes.insert_version(version)
     tx.volumes.set_head(project, name, version.version)
     return VolumeCommitResult(version, artifact)
+
+
+def _newest_files(tx: Tx, volume: VolumeRecord) -> ArtifactId | None:
+    version = tx.volumes.version(volume.project, volume.name, volume.head)
+    return None if version is None else version.artifact_id
 
 
 def unseen(tx: Tx, project: str, name: str, files: Sequence[ArtifactFile]) -> list[ArtifactFile]:

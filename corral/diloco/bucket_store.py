@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from corral.diloco.round_store import (
+    MOST_BYTES,
     Buffer,
     StoredObject,
     StoreError,
     StoreRefused,
     checked_key,
     checked_prefix,
+    too_large,
 )
 from corral.files.bucket import Bucket
 from corral.files.bucket_errors import BucketError, BucketRefused
@@ -42,6 +44,8 @@ class BucketStore:
     def get(self, key: str) -> tuple[bytes, str] | None:
         with _told():
             reading = self._bucket.read(checked_key(key))
+            if reading is not None and reading.left > MOST_BYTES:
+                raise too_large(key, reading.left)
             return None if reading is None else (b"".join(reading), reading.info.etag)
 
     def read_into(self, key: str, buffer: bytearray | memoryview, start: int = 0) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from corral.diloco.round_store import (
+    MOST_BYTES,
     Buffer,
     StoredObject,
     StoreError,
@@ -22,6 +23,7 @@ from corral.diloco.round_store import (
 )
 from corral.files.atomic import sync_file, sync_folder
 from corral.files.locks import locked
+from corral.files.untrusted import NotARegularFile, open_regular, read_regular
 
 T = TypeVar("T")
 
@@ -228,15 +230,19 @@ def _link(part: Path, path: Path) -> bool:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return read_regular(path, limit=MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except NotARegularFile:
+        if path.is_dir():
+            return None
+        raise
 
 
 def _read_into(path: Path, view: memoryview, start: int) -> int | None:
     try:
-        file = path.open("rb", buffering=0)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        file = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     with file:
         file.seek(start)

@@ -12,6 +12,8 @@ Buffer = bytes | bytearray | memoryview
 # One piece of a key; what begins with a dot is the store's own.
 _KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*(/[A-Za-z0-9_=-][A-Za-z0-9_=.-]*)*")
 _LONGEST_KEY = 512
+# Of an object that is read as a whole, and held in memory: others may write to the store.
+MOST_BYTES = 64 << 20
 
 
 class StoreError(CorralError):
@@ -64,7 +66,7 @@ class RoundStore(Protocol):
         ...
 
     def get(self, key: str) -> tuple[bytes, str] | None:
-        """Content and etag; None if there is no such object."""
+        """Content and etag of a small object; None if there is none, StoreError if it has over MOST_BYTES."""
         ...
 
     def read_into(self, key: str, buffer: bytearray | memoryview, start: int = 0) -> int | None:
@@ -95,6 +97,13 @@ def checked_key(key: str) -> str:
             hint="Use letters, digits and `_=.-`, with slashes between; no piece begins with a dot.",
         )
     return key
+
+
+def too_large(key: str, size: int) -> StoreError:
+    return StoreError(
+        f"{key} has {size} bytes; {MOST_BYTES} are the most that Corral writes there",
+        hint="Something else writes to this store; give the run a prefix of its own.",
+    )
 
 
 def checked_prefix(prefix: str) -> str:

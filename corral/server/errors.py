@@ -22,6 +22,8 @@ log = logging.getLogger("corral.server")
 # A deeply nested or long key is the caller's own text; its beginning is enough to find it.
 _SHOWN_CHARS = 300
 _MOST_FIELDS = 100
+# Errors are rendered on the event loop.
+_MOST_CHARS = 64 << 10
 _IN_THE_HEAD = ("query", "path", "header")
 _BODY_HINT = "The server's /v1/openapi.json says what each request may hold."
 
@@ -75,8 +77,10 @@ STATUS: Mapping[str, int] = {
 
 
 def body_of(error: CorralError) -> ErrorBody:
-    fields = [ErrorField(path=_sent(f.path), message=_sent(f.message)) for f in error.fields]
-    return ErrorBody(code=error.code, message=_sent(error.message), hint=_sent(error.hint), fields=fields)
+    fields = [ErrorField(path=_sent(f.path), message=_sent(f.message)) for f in error.fields[:_MOST_FIELDS]]
+    return ErrorBody(
+        code=error.code, message=_sent(error.message[:_MOST_CHARS]), hint=_sent(error.hint), fields=fields
+    )
 
 
 def _sent(text: str) -> str:

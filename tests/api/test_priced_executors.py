@@ -66,3 +66,26 @@ def test_what_an_executor_cost_is_told_to_those_who_see_all_projects(
     assert cost(live.token("read", project="beta")["token"]) is None
     live.ok("POST", f"/v1/runs/{run}/cancel", {})
     live.ok("DELETE", f"/v1/executors/{name}", params={"force": "true"})
+
+
+def test_why_says_that_what_executors_bring_up_fills_the_quota(live: LiveServer, tmp_path: Path) -> None:
+    """ATK7-03: the quota counted nothing that had not begun; `why` said that it was asked next."""
+    name, project = named("hpc"), named("p")
+    options = {"url": live.url, "folder": str(tmp_path), "command_prefix": ["false"]}
+    live.ok("POST", "/v1/executors", {"name": name, "kind": "slurm", "options": options})
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
+    runs = [
+        live.submit(project=project, resources={}, placement={"executors": [name]}, argv=["echo", word])
+        for word in ("one", "two")
+    ]
+
+    def placed() -> list[str]:
+        return [run for run in runs if live.ok("GET", f"/v1/runs/{run}/placements")["items"]]
+
+    eventually(placed, "one of them to be placed")
+    [waits] = set(runs) - set(placed())
+    told = live.ok("GET", f"/v1/runs/{waits}/why")["summary"]
+    assert f"project {project} has 1 run running, of 1 (max_running)" in told
+    for run in runs:
+        live.ok("POST", f"/v1/runs/{run}/cancel", {})
+    live.ok("DELETE", f"/v1/executors/{name}", params={"force": "true"})

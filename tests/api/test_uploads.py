@@ -14,6 +14,10 @@ import pytest
 from support.live_server import FakeHost, LiveServer, error_of, fresh, named, packed, sha
 from support.waiting import eventually
 
+from corral.domain.ids import Digest
+from corral.server.routes import blobs
+from corral.server.services import Services
+
 PATH = "/v1/projects/default/blobs"
 
 
@@ -229,3 +233,18 @@ def test_beats_are_answered_while_a_large_upload_is_in_flight(
     with capsys.disabled():
         middle, worst = took[len(took) // 2], took[-1]
         print(f"\n{len(took)} beats during 200 MB: median {middle * 1e3:.0f} ms, worst {worst * 1e3:.0f} ms")
+
+
+def test_a_pack_holds_so_many_blobs_and_equal_ones_are_one(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATK7-07: 124,000 empty ones were a minute of the server's time, for 10 MB."""
+    path, empty, asked = f"/v1/projects/{named('p')}/blobs/pack", (sha(b""), 0, b""), []
+
+    async def watched(digest: Digest, svc: Services) -> None:
+        asked.append(digest)
+
+    monkeypatch.setattr(blobs, "wait_while_condemned", watched)
+    error_of(live.call("POST", path, content=packed(*[empty] * (blobs.PACK_BLOBS + 1))), 413, "too_large")
+    assert len(live.ok("POST", path, content=packed(*[empty] * 500))) == 500
+    assert asked == [sha(b"")]

@@ -11,9 +11,9 @@ from contract.conftest import Database
 from contract.samples import a_blob
 from corral.core import volumes
 from corral.core.artifacts import delete
-from corral.core.volumes import VolumeChange
+from corral.core.volumes import VolumeChange, VolumeCommitResult
 from corral.domain.artifacts import ArtifactFile
-from corral.domain.errors import BlobMissing, Conflict, NotFound, VolumeConflict
+from corral.domain.errors import BlobMissing, Conflict, NotFound, TooLarge, VolumeConflict
 from corral.domain.volumes import merge
 from corral.store.transaction import Tx
 
@@ -31,9 +31,19 @@ def commit(db: Database, base: int, *, name: str = "data", now: float = 100.0, *
     """As a writer does: bytes first, then the change."""
     for text in content.values():
         db.write(partial(_put, text))
-    change = VolumeChange(base, files(**content))
-    done = db.write(lambda tx: volumes.commit(tx, "default", name, change, by="user:ada", now=now))
+    done = _committed(db, VolumeChange(base, files(**content)), name=name, now=now)
     return 0 if done.version is None else done.version.version
+
+
+def _committed(
+    db: Database, change: VolumeChange, *, name: str = "data", now: float = 100.0
+) -> VolumeCommitResult:
+    made = db.read(lambda tx: volumes.draft(tx, "default", name, change))
+    done = db.write(
+        lambda tx: volumes.commit(tx, "default", name, made, base=change.base, by="user:ada", now=now)
+    )
+    assert done is not None
+    return done
 
 
 def _put(text: str, tx: Tx) -> None:
@@ -106,7 +116,7 @@ def test_a_change_whose_bytes_are_not_there_changes_nothing(db: Database) -> Non
     change = VolumeChange(1, files(a="never sent"))
 
     with pytest.raises(BlobMissing):
-        db.write(lambda tx: volumes.commit(tx, "default", "data", change, by="user:ada", now=100.0))
+        _committed(db, change)
 
     assert seen(db) == digests(a="1")
 
@@ -149,3 +159,31 @@ def test_volumes_page_by_name(db: Database) -> None:
     rest = db.read(lambda tx: tx.volumes.page("default", after=("default", first[-1].name), limit=2))
 
     assert [one.name for one in [*first, *rest]] == ["a", "b", "c"]
+
+
+def test_a_draft_of_another_version_changes_nothing(db: Database) -> None:
+    """ATK7-05: it is worked out before; who was first, and who made the volume anew, counts."""
+    commit(db, 0, a="1")
+    late = db.read(lambda tx: volumes.draft(tx, "default", "data", VolumeChange(1, files(a="1", b="1"))))
+    commit(db, 1, a="1", c="1")
+
+    def write(tx: Tx) -> VolumeCommitResult | None:
+        return volumes.commit(tx, "default", "data", late, base=1, by="user:ada", now=100.0)
+
+    assert db.write(write) is None
+    assert seen(db) == digests(a="1", c="1")
+    db.write(lambda tx: volumes.remove(tx, "default", "data"))
+    commit(db, 0, d="1")
+    assert db.write(write) is None
+    assert seen(db) == digests(d="1")
+
+
+def test_merged_files_are_no_more_than_a_volume_may_hold(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATK7-05: each commit was within the limit, and all together grew until one took the server a minute."""
+    monkeypatch.setattr(volumes, "MOST_FILES", 3)
+    commit(db, 0, a="1", b="1")
+    with pytest.raises(TooLarge, match="would have 4 files"):
+        commit(db, 0, c="1", d="1")
+    assert commit(db, 0, c="1") == 2

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from corral.domain.errors import CorralError
-from corral.domain.hosts.capability import CHEAPEST, Requirements
+from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import RunId
 from corral.domain.placements.placements import ExecutorRecord
 from corral.domain.placements.prices import is_same_gpu, rates, read_price
-from corral.ports.executor import Executor
 from corral.recipes import gpus as cards
 from corral.recipes.gpus import GpuFacts
 from corral.store.transaction import Tx
@@ -98,46 +94,6 @@ def why_chosen(quotes: Sequence[Quote], name: str) -> str | None:
     if mine.per_hour is None:
         return f"none that has a price can take it now: {mine.words}{beside}"
     return f"the cheapest: {mine.words}{beside}"
-
-
-@dataclass
-class QuoteRound:
-    """One round's questions: runs that need the same are asked for once, and who does not answer one question
-    is asked no other."""
-
-    open: Callable[[ExecutorRecord], Executor]
-    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
-    _asked: dict[tuple[str, Requirements], Quote] = field(default_factory=dict)
-    _away: set[str] = field(default_factory=set)
-
-    async def quotes(
-        self, records: Sequence[ExecutorRecord], need: Requirements, forecast_s: Mapping[str, float]
-    ) -> list[Quote]:
-        """Of all executors that a run does not name itself; empty if it does not ask for the cheapest."""
-        if CHEAPEST not in need.executors:
-            return []
-        others = [one for one in records if one.removed_at is None and one.name not in need.executors]
-        found = []
-        for record in others:
-            price = quote(record, need, need.most_ranks, forecast_s)
-            asked = await self._ask(record, need)
-            found.append(price._replace(against=asked.against, away=asked.away))
-        return ranked(found)
-
-    async def _ask(self, record: ExecutorRecord, need: Requirements) -> Quote:
-        """Whether it could hold the run."""
-        key = (record.name, need)
-        if record.name in self._away:
-            return Quote(record.name, away=True)
-        if key not in self._asked:
-            try:
-                executor = self.open(record)
-                against = tuple(await self.in_thread(partial(executor.refusals, need, need.ranks)))
-                self._asked[key] = Quote(record.name, against=against)
-            except CorralError:
-                self._away.add(record.name)
-                return Quote(record.name, away=True)
-        return self._asked[key]
 
 
 def forecast_of(tx: Tx, run_id: RunId) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corral.core.placements.costs import closed
 from corral.core.placements.pauses import pause_s
+from corral.core.placements.told import MOST_CHARS
 from corral.core.placements.wanted import may_be_placed_again, need_of, own_hosts_may_take
 from corral.core.runs.dependencies import move
 from corral.core.topics import TOPIC_TOKEN
@@ -58,6 +59,7 @@ def lose(
     placement = tx.placements.lock(placement_id)
     if placement is None or placement.state is PlacementState.CLOSED:
         return
+    why = why[:MOST_CHARS]
     # Begun here and finished by whoever takes away what may be left.
     closing = placement._replace(state=PlacementState.CLOSING, why=why, lost=True, tries=0, try_at=None)
     tx.placements.save(closing)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 from corral.core.placements.cheapest import Quote, askable, forecast_of, why_chosen
 from corral.core.placements.close import LONGEST_BACKOFF_S
@@ -21,6 +23,8 @@ from corral.domain.hosts.capability import CHEAPEST, OWN_HOSTS, Requirements
 from corral.domain.ids import PlacementId, RunId, new_placement_id
 from corral.domain.placements.placements import Placement, PlacementState
 from corral.domain.placements.prices import price_of, read_price
+from corral.domain.quotas import QuotaUse
+from corral.domain.runs.queue import Lane, ReadyRun
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import UNSTARTED_RANKS, RunEvent, RunState
 from corral.ports.secrets import Cipher
@@ -32,6 +36,7 @@ _PAGE = 50
 MOST_INTENDED = 20
 _TOKENS_AT_ONCE = 128
 _LONGEST_PAUSE_S = 300.0
+T = TypeVar("T")
 
 
 class DueRun(NamedTuple):
@@ -51,19 +56,40 @@ class Placing:
     cipher: Cipher
 
     def due(self, tx: Tx, now: float) -> list[DueRun]:
-        """Queued runs that an executor is to bring workers up for now."""
-        found: list[DueRun] = []
+        """Queued runs that an executor is to bring workers up for now, as many as there are places for.
+
+        By priority; among the projects of one priority each has its turn, the one that used least first.
+        """
+        room = {name: MOST_INTENDED - tx.placements.intended(name) for name in usable(tx)}
+        room = {name: left for name, left in room.items() if left > 0}
+        queues: dict[tuple[int, str], list[tuple[ReadyRun, Lane]]] = {}
+        coming: dict[str, QuotaUse] = {}
         for lane, head in tx.runs.heads():
             need = self.board.shapes.get(tx, lane.shape)
-            if not need.executors or self.board.over_quota(lane.project, need, keep_s=0.0) is not None:
+            if not room.keys() & set(spelled_out(need.executors, [*room])):
                 continue
-            page = [named.ready for named in tx.runs.ready_names(lane, after=head, limit=_PAGE)]
-            for ready in (head, *page):
+            if lane.project not in coming:
+                coming[lane.project] = coming_of(tx, self.board, lane.project)
+            more = coming[lane.project]
+            if self.board.over_quota(lane.project, need, keep_s=0.0, coming=more) is None:
+                queues.setdefault((-lane.priority, lane.project), []).append((head, lane))
+        found: list[DueRun] = []
+        for _, projects in groupby(sorted(queues), key=itemgetter(0)):
+            keys = sorted(projects, key=lambda key: self.board.shares.weight(key[1], now))
+            turns = [self._due_of(tx, sorted(queues[key]), now) for key in keys]
+            found += islice(in_turns(turns), sum(room.values()) - len(found))
+        return found
+
+    def _due_of(self, tx: Tx, lanes: Sequence[tuple[ReadyRun, Lane]], now: float) -> Iterator[DueRun]:
+        """Of one project and priority, the lane with the oldest run first."""
+        for head, lane in lanes:
+            need = self.board.shapes.get(tx, lane.shape)
+            page = (named.ready for named in tx.runs.ready_names(lane, after=head, limit=_PAGE))
+            for ready in chain([head], page):
                 waited_s = now - ready.ready_at
                 if waited_s >= self._own_hosts_s(need) and not _is_placed_or_rests(tx, ready.id, now):
                     forecast_s = forecast_of(tx, ready.id) if CHEAPEST in need.executors else {}
-                    found.append(DueRun(ready.id, need, forecast_s))
-        return found
+                    yield DueRun(ready.id, need, forecast_s)
 
     def _own_hosts_s(self, need: Requirements) -> float:
         return self.policy.own_hosts_s(need) if need.executors[0] in OWN_HOSTS else 0.0
@@ -80,7 +106,8 @@ class Placing:
         wanted = spelled_out(need.executors, askable(quotes))
         ready = {name for name in usable(tx) if tx.placements.intended(name) < MOST_INTENDED}
         executor = next_executor(wanted, tx.placements.of_run(run_id), ready)
-        if executor is None or self.board.held_back(tx, run, self.policy) is not None:
+        coming = coming_of(tx, self.board, run.project)
+        if executor is None or self.board.held_back(tx, run, self.policy, coming=coming) is not None:
             return None
         workers = range(run.world_size)
         if not held(tx, run, workers):
@@ -179,6 +206,26 @@ def next_executor(wanted: Sequence[str], before: Sequence[Placement], usable: se
     possible = [name for name in wanted if name in usable and name not in refused]
     lost = [placement.executor for placement in before if placement.lost]
     return min(possible, key=lost.count, default=None)
+
+
+def in_turns(queues: Iterable[Iterator[T]]) -> Iterator[T]:
+    """The first of each, then the second of each, until all are through."""
+    left = [*queues]
+    while left:
+        still = []
+        for queue in left:
+            for one in islice(queue, 1):
+                yield one
+                still.append(queue)
+        left = still
+
+
+def coming_of(tx: Tx, board: Board, project: str) -> QuotaUse:
+    """What executors are to bring up, or have, for runs of the project that have not begun: a quota that
+    counted only what runs would let clusters hold any number of workers for runs that it then keeps back."""
+    waiting = tx.placements.waiting(project)
+    gpus = sum(ranks * board.shapes.get(tx, shape).gpus for ranks, shape in waiting)
+    return QuotaUse(project, running=sum(ranks for ranks, _ in waiting), gpus=gpus)
 
 
 def _open(tx: Tx, run_id: RunId) -> bool:

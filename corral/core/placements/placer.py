@@ -11,24 +11,25 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from corral.core.placements.cheapest import QuoteRound
 from corral.core.placements.close import begin_close, end_close, lose, needless
 from corral.core.placements.costs import holds_something
 from corral.core.placements.orders import OrderDesk, mark_of
 from corral.core.placements.pauses import pause_s
 from corral.core.placements.place import Placing, next_executor
+from corral.core.placements.quotes import QuoteDesk
+from corral.core.placements.told import rendered, why_ended
 from corral.core.placements.wanted import own_hosts_may_take, spelled_out, usable
 from corral.core.placements.workers import serving
 from corral.core.topics import TOPIC_ASSIGNED
 from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import PlacementId, RunId
-from corral.domain.placements.orders import LaunchOrder, PreflightCheck, SightCause, Sighting, SightState
+from corral.domain.placements.orders import LaunchOrder, PreflightCheck, Sighting, SightState
 from corral.domain.placements.placements import ExecutorRecord, Placement, PlacementState
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Run
@@ -76,16 +77,14 @@ class Placer:
     _steady: dict[str, tuple[frozenset[str], float]] = field(default_factory=dict)
     _silent_until: dict[str, float] = field(default_factory=dict)
     _turns: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _quotes: QuoteDesk | None = None
 
     async def round(self) -> None:
         records = await self.store.read(lambda tx: tx.executors.all())
         if not records:
             return
         now = self.clock.now()
-        asking = QuoteRound(self.executor, self.in_thread)
-        for due in await self.store.read(lambda tx: self.placing.due(tx, now)):
-            quotes = await asking.quotes(records, due.need, due.forecast_s)
-            await self.store.write(partial(self.placing.place, run_id=due.run_id, now=now, quotes=quotes))
+        await self._place_due(records, now)
         for placement in await self.store.read(needless):
             await self.store.write(partial(begin_close, placement_id=placement.id, why="its run has ended"))
         for record in records:
@@ -93,6 +92,21 @@ class Placer:
                 turn = self._turns[record.name] = asyncio.create_task(self._turn(record, now))
                 turn.add_done_callback(partial(self._turn_ended, record.name))
         await asyncio.wait(list(self._turns.values()), timeout=self.round_s)
+
+    async def _place_due(self, records: Sequence[ExecutorRecord], now: float) -> None:
+        """One run that cannot be placed keeps no other from it, nor the executors from their turns."""
+        found = await self.store.read(lambda tx: self.placing.due(tx, now))
+        if self._quotes is None:
+            self._quotes = QuoteDesk(self.executor, self.in_thread, self.clock, self.answer_s)
+        await self._quotes.ask(records, [due.need for due in found], self.round_s)
+        for due in found:
+            quotes = self._quotes.quotes(records, due.need, due.forecast_s)
+            if quotes is None:
+                continue
+            try:
+                await self.store.write(partial(self.placing.place, run_id=due.run_id, now=now, quotes=quotes))
+            except Exception:
+                log.exception("run %s could not be placed", due.run_id)
 
     def _turn_ended(self, name: str, _: asyncio.Task[None]) -> None:
         del self._turns[name]
@@ -221,6 +235,10 @@ class Placer:
         except (CorralError, TimeoutError):
             self._silent_until[record.name] = self.clock.now() + _SILENT_S
             return None
+        except Exception:
+            log.exception("executor %s", record.name)
+            self._silent_until[record.name] = self.clock.now() + _SILENT_S
+            return None
         return found
 
     async def preflight(self, record: ExecutorRecord) -> Sequence[PreflightCheck]:
@@ -340,6 +358,8 @@ class Placer:
     def close(self) -> None:
         for turn in list(self._turns.values()):
             turn.cancel()
+        if self._quotes is not None:
+            self._quotes.close()
         for _, executor in self._executors.values():
             executor.close()
         self._executors.clear()
@@ -367,25 +387,3 @@ def _forget_if_unused(tx: Tx, *, name: str) -> None:
     record = tx.executors.lock(name)
     if record is not None and record.removed_at is not None and not tx.placements.open(name):
         tx.executors.delete(name)
-
-
-def rendered(sighting: Sighting) -> Mapping[str, object]:
-    return {
-        "ended": sighting.ended,
-        "detail": sighting.detail,
-        "ranks": [rank._asdict() for rank in sighting.ranks],
-    }
-
-
-def why_ended(sighting: Sighting | None) -> str:
-    """In the cluster's words, as far as it told any."""
-    if sighting is None:
-        return "the cluster knows nothing of it any more"
-    told = [
-        f"rank {rank.rank}: {rank.detail or rank.cause}"
-        for rank in sighting.ranks
-        if rank.cause not in (None, SightCause.UNKNOWN) or rank.detail
-    ]
-    return "; ".join(dict.fromkeys([sighting.detail, *told[:5]] if sighting.detail else told[:5])) or (
-        "its workers have ended, and the cluster does not say why"
-    )

@@ -15,6 +15,7 @@ from corral.core.queue.rooms import Rooms
 from corral.core.queue.roster import Roster
 from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import Digest
+from corral.domain.quotas import QuotaUse
 from corral.domain.runs.queue import Lane
 from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
@@ -40,14 +41,20 @@ class Board:
         need = self.shapes.known(lane.shape)
         return need is None or self.over_quota(lane.project, need, keep_s=self.margin_s) is None
 
-    def over_quota(self, project: str, need: Requirements, *, keep_s: float) -> str | None:
-        """Why the project's quota does not let so much start, as far as is known."""
-        return self.shares.held_back(project, need.gpus_together, ranks=need.ranks, keep_s=keep_s)
+    def over_quota(
+        self, project: str, need: Requirements, *, keep_s: float, coming: QuotaUse | None = None
+    ) -> str | None:
+        """Why the project's quota does not let so much start, as far as is known. `coming` is what it will
+        have beside what it has."""
+        gpus, ranks = need.gpus_together, need.ranks
+        return self.shares.held_back(project, gpus, ranks=ranks, keep_s=keep_s, coming=coming)
 
-    def held_back(self, tx: Tx, run: Run, policy: ServerPolicy) -> str | None:
+    def held_back(
+        self, tx: Tx, run: Run, policy: ServerPolicy, *, coming: QuotaUse | None = None
+    ) -> str | None:
         """Why the project's quota does not let the run start now, as a claim would judge it."""
         need = self.shapes.get(tx, run.shape)
-        return self.over_quota(run.project, need, keep_s=policy.margin_s(run))
+        return self.over_quota(run.project, need, keep_s=policy.margin_s(run), coming=coming)
 
     def may_have(self, shape: Digest) -> bool:
         """False if this server knows of no waiting run of the shape that may start."""

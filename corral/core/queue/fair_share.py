@@ -69,11 +69,13 @@ class Shares:
         ranks: int = 1,
         keep_s: float = 0.0,
         without_gpus: int | None = None,
+        coming: QuotaUse | None = None,
     ) -> str | None:
         """Why the project's quota lets no run with so many GPUs start; a hint that the claim checks.
 
         `keep_s` is the policy's margin for the run; without it, what holds for every run is told.
-        `without_gpus` asks what would hold if one of its leases, with so many GPUs, had ended.
+        `without_gpus` asks what would hold if one of its leases, with so many GPUs, had ended; `coming` is
+        what it will hold beside its leases.
         """
         quota = self._quotas.get(project)
         if quota is None:
@@ -81,6 +83,8 @@ class Shares:
         use = self._in_use.get(project, QuotaUse(project))
         if without_gpus is not None:
             use = use._replace(running=use.running - 1, gpus=use.gpus - without_gpus)
+        if coming is not None:
+            use = use._replace(running=use.running + coming.running, gpus=use.gpus + coming.gpus)
         used_gpu_s = self._gpu_s.get(project, 0.0)
         return over_quota(quota, use, gpus=gpus, ranks=ranks, used_gpu_s=used_gpu_s, keep_s=keep_s)
 

@@ -191,11 +191,17 @@ def _second(
 
 
 def summary(
-    run: Run, hosts: list[RunStanding], *, now: float, held_back: str | None = None, group: str | None = None
+    run: Run,
+    hosts: list[RunStanding],
+    *,
+    now: float,
+    held_back: str | None = None,
+    group: str | None = None,
+    is_placed: bool = False,
 ) -> str:
     """One sentence: what the run waits for, or why it is where it is.
 
-    `held_back` is what its quota says, `group` how full its group is.
+    `held_back` is what its quota says, `group` how full its group is. No host can take what `is_placed`.
     """
     if run.state in FINAL:
         return f"the run has ended: {run.state}" + (f" ({run.reason})" if run.reason else "")
@@ -207,6 +213,8 @@ def summary(
     if run.state is not RunState.QUEUED:
         name = next((one.host.name for one in hosts if one.host.id == run.last_host), run.last_host)
         return f"the run is {run.state} on {name}"
+    if held_back is not None and is_placed:
+        return f"queued: its project's quota holds it back, whatever is free; {held_back}"
     if not hosts:
         return "queued: no host has ever joined; start one with `corral up`"
     eligible = [s for s in hosts if s.eligible]

@@ -11,6 +11,9 @@ from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import ArtifactId
 from corral.store.transaction import Tx
 
+# Of what is missing, so much is told in the message.
+_SHOWN = 20
+
 
 class RunNeeds(NamedTuple):
     code: ArtifactId | None = None
@@ -53,7 +56,9 @@ class RunNeeds(NamedTuple):
 
 
 def not_there(fields: Sequence[FieldError]) -> InvalidInput:
-    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
+    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:_SHOWN])
+    if len(fields) > _SHOWN:
+        lines += f"; and {len(fields) - _SHOWN} more"
     return InvalidInput(
         f"the run names things that do not exist: {lines}",
         hint="Upload inputs with the run file, and set secrets with `corral secrets set NAME`.",

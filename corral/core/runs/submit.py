@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from corral.core.placements.executors import unknown_executors
 from corral.core.quotas import no_room
+from corral.core.runs.bounds import names_too_much
 from corral.core.runs.dependencies import first_wait, settle_waiting
 from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.shapes import put_shape
@@ -78,13 +79,16 @@ def submit(
     body = digest_of([new.spec for new in runs] + [group, *limit])
     # In order: what is queued at the same moment starts by its id.
     ids = tuple(sorted(new_run_id() for _ in runs))
-    links, missing = _links(tx, ids, runs)
-    for index, new in enumerate(runs):
-        missing += new.needs.missing(tx, project, prefix_of(index, runs))
+    refused: CorralError | None = names_too_much(runs)
+    links: Mapping[RunId, Sequence[Parent]] = {}
+    if refused is None:
+        links, missing = _links(tx, ids, runs)
+        for index, new in enumerate(runs):
+            missing += new.needs.missing(tx, project, prefix_of(index, runs))
+        refused = not_there(missing) if missing else None
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
     # Nothing is written before all that may refuse it was asked: whoever catches the refusal may commit.
-    refused: CorralError | None = not_there(missing) if missing else None
     refused = refused or no_room(tx, project, len(runs)) or _cannot_start(tx, runs)
     if refused is not None or not tx.runs.put_submission(submission):
         if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:

@@ -12,12 +12,13 @@ from corral.core import artifacts as core
 from corral.core import secrets
 from corral.core.audit import note
 from corral.core.storage.blobs import readable_by_lease
-from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import ArtifactId
 from corral.domain.secrets.redact import SecretValues
 from corral.domain.tokens import Token
 from corral.server.auth import Anyone, ArtifactPath, Caller, Project, User
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.bulk_reads import CallerGone, FileCheck
 from corral.server.pages import (
     Limit,
@@ -34,7 +35,7 @@ from corral.server.views import NameLookup, artifact_view
 from corral.store.transaction import Tx
 from corral.wire import artifacts as wire
 
-router = APIRouter(prefix="/v1", tags=["artifacts"])
+router = APIRouter(prefix="/v1", tags=["artifacts"], route_class=LargeBodyRoute)
 # How many of a list are read at a time: what is told of an artifact may have 1 MiB.
 _METAS = 16
 FilePath = Annotated[str, Query(max_length=4096)]
@@ -45,7 +46,7 @@ async def commit_upload(
     project: Project, body: wire.ManifestRequest, caller: User, svc: Svc
 ) -> wire.ArtifactView:
     """Code or an input. Equal content gets the artifact that is there."""
-    what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
+    what = await svc.in_thread(lambda: manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT))
     await refuse_secrets(project, what, svc)
     commit = partial(core.commit_upload, manifest=what, principal=caller.actor, now=svc.clock.now())
     return await svc.store.write(lambda tx: artifact_view(commit(tx, project), NameLookup(tx)))
@@ -57,7 +58,7 @@ async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -
 
     def unit(tx: Tx) -> tuple[SecretValues, list[ArtifactFile]] | None:
         secrets.refuse_exposed(tx, svc.redactor, project, text, what="the manifest")
-        known = tx.artifacts.by_digest(project, what.kind, listing_digest(what.files))
+        known = tx.artifacts.by_digest(project, what.kind, what.digest)
         values = svc.redactor.of(tx, project)
         if known is not None or values is None:
             return None

@@ -45,6 +45,7 @@ router = APIRouter(prefix="/v1", tags=["blobs"])
 
 CHUNK = 1 << 20
 PACK_BYTES = 8 << 20
+PACK_BLOBS = 5_000
 _HEADER = 64 + 16
 # Not `isdigit`: that takes superscripts too, which are no numbers.
 _DIGITS = re.compile(r"[0-9]{1,18}")
@@ -252,7 +253,7 @@ async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[Store
 
 async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[StoredBlob]:
     """Many small blobs in one body: for each its digest, its length as 16 hex digits, its bytes."""
-    items = _parse_pack(body)
+    items = await svc.in_thread(lambda: _parse_pack(body))
     await keep_all(items, holder, svc)
     svc.counters.uploaded_bytes += len(body)
     return [StoredBlob(sha256=sha, size=len(data), existed=False) for sha, data in items]
@@ -264,7 +265,7 @@ async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, sv
     room = UploadSpace(holder, tuple(sizes))
     space = await _reserve(room, sum(sizes.values()), svc, anew=False)
     try:
-        for sha, _ in items:
+        for sha in sizes:
             await wait_while_condemned(sha, svc)
         await svc.in_thread(lambda: svc.blobs.put_many(items))
         await _become_files(sizes, room, space, svc)
@@ -275,11 +276,13 @@ async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, sv
 
 
 def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:
-    if len(body) > PACK_BYTES + 20_000 * _HEADER:
+    if len(body) > PACK_BYTES + PACK_BLOBS * _HEADER:
         raise TooLarge(f"a pack may hold {PACK_BYTES} bytes of blobs")
     items: list[tuple[Digest, bytes]] = []
     at = 0
     while at < len(body):
+        if len(items) >= PACK_BLOBS:
+            raise TooLarge(f"a pack may hold {PACK_BLOBS} blobs")
         header = body[at : at + _HEADER]
         try:
             sha, size = digest(header[:64].decode("ascii")), int(header[64:].decode("ascii"), 16)

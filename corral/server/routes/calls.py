@@ -28,6 +28,7 @@ from corral.domain.leases import LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.tokens import Token
 from corral.server.auth import Caller, OwnLease, User
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.pages import (
     PAGE_BYTES,
     Limit,
@@ -45,7 +46,7 @@ from corral.wire import calls as wire
 from corral.wire.endpoints import FunctionTable
 from corral.wire.payloads import PayloadBody, payload_table
 
-router = APIRouter(prefix="/v1", tags=["functions"])
+router = APIRouter(prefix="/v1", tags=["functions"], route_class=LargeBodyRoute)
 
 WaitSeconds = Annotated[float, Query(ge=0, le=60)]
 ChunkNumber = Annotated[int, Query(ge=0, lt=2**62)]

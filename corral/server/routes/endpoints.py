@@ -24,6 +24,7 @@ from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, TokenId, is_id, is_name
 from corral.domain.tokens import Token
 from corral.server.auth import Caller, User
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.new_runs import check_environment, refuse_large_spec
 from corral.server.pages import Limit, filled, json_answer, not_a_cursor
 from corral.server.services import Services, Svc
@@ -39,7 +40,7 @@ from corral.wire.endpoints import (
 )
 from corral.wire.tokens import CreatedToken, EndpointTokenRequest, TokenPage, TokenView
 
-router = APIRouter(prefix="/v1", tags=["functions"])
+router = APIRouter(prefix="/v1", tags=["functions"], route_class=LargeBodyRoute)
 _VERSIONS_SHOWN = 1000
 
 

@@ -25,6 +25,7 @@ from corral.domain.leases import LeaseKey
 from corral.domain.runs.reasons import Reason
 from corral.domain.secrets.redact import SecretValues
 from corral.server.auth import Claimant, Claiming, OwnHost, OwnLease
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
@@ -35,7 +36,7 @@ from corral.wire.artifacts import ArtifactView, FileRecord, ManifestRequest
 from corral.wire.logs import EventAnswer, EventBatch
 from corral.wire.secrets import SecretsAnswer
 
-router = APIRouter(prefix="/v1", tags=["worker"])
+router = APIRouter(prefix="/v1", tags=["worker"], route_class=LargeBodyRoute)
 LeaseEnd = wire.FinishRequest | wire.FailRequest | wire.StoppedRequest
 
 
@@ -157,28 +158,34 @@ def files_of(records: Iterable[FileRecord]) -> list[ArtifactFile]:
 
 
 def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> FileManifest:
+    """Of many files it takes long, and so does its digest: in a thread."""
     kind = ArtifactKind(body.kind)
     if kind not in kinds:
         raise InvalidInput(f"a manifest of kind {kind} does not belong here")
-    return FileManifest(
+    made = FileManifest(
         kind=kind,
         files=tuple(files_of(body.files)),
         step=body.step,
         metric=body.metric,
         meta=canonical(body.meta),
     )
+    # Kept with it: nobody who writes it waits for it any more.
+    _ = made.digest
+    return made
 
 
 @router.post("/leases/{lease_id}/artifacts", status_code=201)
 async def commit_artifact(key: OwnLease, body: ManifestRequest, svc: Svc) -> ArtifactView:
     """Commit the output of the lease's run; every file must be on the server already."""
-    return await _commit(key, manifest(body, ArtifactKind.OUTPUT), svc)
+    what = await svc.in_thread(lambda: manifest(body, ArtifactKind.OUTPUT))
+    return await _commit(key, what, svc)
 
 
 @router.post("/leases/{lease_id}/checkpoints", status_code=201)
 async def commit_checkpoint(key: OwnLease, body: ManifestRequest, svc: Svc) -> ArtifactView:
     """Commit a checkpoint of the lease's run; every file must be on the server already."""
-    return await _commit(key, manifest(body, ArtifactKind.CHECKPOINT), svc)
+    what = await svc.in_thread(lambda: manifest(body, ArtifactKind.CHECKPOINT))
+    return await _commit(key, what, svc)
 
 
 async def _commit(key: LeaseKey, what: FileManifest, svc: Services) -> ArtifactView:

@@ -23,6 +23,7 @@ from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, Mani
 from corral.domain.runs.holds import HoldKind, hold_kind
 from corral.domain.runs.states import FINAL
 from corral.server.auth import Operator, User
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import Limit, NameCursor, filled, in_portions, json_answer, parse_name_cursor
 from corral.server.services import Services, Svc
@@ -33,7 +34,7 @@ from corral.wire.errors import ErrorField
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec
 
-router = APIRouter(prefix="/v1", tags=["manifests"])
+router = APIRouter(prefix="/v1", tags=["manifests"], route_class=LargeBodyRoute)
 # How many of a list are read at a time: each names all its runs, which may be ten thousand.
 _PORTION = 16
 AlsoOptions = Annotated[list[ApplyOptions] | None, Query(max_length=3)]

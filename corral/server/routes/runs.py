@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import secrets
+from corral.core.placements.place import coming_of
 from corral.core.placements.why import placement_notes, placement_summary
 from corral.core.policy import ServerPolicy
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
@@ -32,6 +33,7 @@ from corral.domain.runs.runs import Run, RunFilter
 from corral.domain.runs.states import FINAL, RunState
 from corral.server.auth import Caller, User, find_run
 from corral.server.bodies.checked_json import SMALL_BYTES
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import (
     Limit,
@@ -51,7 +53,7 @@ from corral.wire.artifacts import ArtifactPage
 from corral.wire.faults import Form
 from corral.wire.spec.run_file import RunSpec
 
-router = APIRouter(prefix="/v1", tags=["runs"])
+router = APIRouter(prefix="/v1", tags=["runs"], route_class=LargeBodyRoute)
 # How many of a list are read at a time: the metrics of a run may have 200 KiB, its spec 1 MiB.
 _RUNS, _SPECS = 250, 16
 _LIVE = tuple(state for state in RunState if state not in FINAL)
@@ -351,7 +353,11 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
-        told = summary(found, hosts, now=now, held_back=held_back, group=group_is_full(tx, found))
+        if held_back is None and need.executors and found.state is RunState.QUEUED:
+            coming = coming_of(tx, svc.board, found.project)
+            held_back = svc.board.held_back(tx, found, svc.policy, coming=coming)
+        full, is_placed = group_is_full(tx, found), need.is_placed
+        told = summary(found, hosts, now=now, held_back=held_back, group=full, is_placed=is_placed)
         if held_back is None:
             placed = placement_summary(tx, found, need, now=now)
             told = placed or gang_summary(tx, svc.board, found, hosts) or told

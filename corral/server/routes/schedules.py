@@ -20,6 +20,7 @@ from corral.domain.errors import SPEC_HINT, Ambiguous, NotFound, TooLarge
 from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.server.auth import Caller, User
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.new_runs import new_run, refuse_large_spec
 from corral.server.pages import Limit, filled, in_portions, json_answer, parse_id_cursor
 from corral.server.services import Services, Svc
@@ -30,7 +31,7 @@ from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, S
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.submitted import without_instances
 
-router = APIRouter(prefix="/v1", tags=["schedules"])
+router = APIRouter(prefix="/v1", tags=["schedules"], route_class=LargeBodyRoute)
 _TIMES_SHOWN = 5
 # How many of a list are read at a time: what one submits may have megabytes.
 _PORTION = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,14 +14,15 @@ from corral.core.artifacts import FileManifest
 from corral.core.audit import note
 from corral.core.leases.fence import fence
 from corral.core.storage.blobs import NamedBlob, check_of_lease
-from corral.core.volumes import VolumeChange, VolumeCommitResult
+from corral.core.volumes import VolumeChange, VolumeCommitResult, VolumeDraft
 from corral.domain.artifacts import Artifact, ArtifactKind
-from corral.domain.errors import NotFound
+from corral.domain.errors import NotFound, VolumeConflict
 from corral.domain.ids import is_name
 from corral.domain.leases import Lease, LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.server.auth import OwnLease, Project, User
+from corral.server.bodies.large import LargeBodyRoute
 from corral.server.pages import Limit, NameCursor, next_page, parse_name_cursor
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.routes.leases import files_of
@@ -28,7 +30,11 @@ from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView
 
-router = APIRouter(prefix="/v1", tags=["volumes"])
+router = APIRouter(prefix="/v1", tags=["volumes"], route_class=LargeBodyRoute)
+# None if the draft is of another version.
+Unit = Callable[[Tx, VolumeDraft], VolumeVersionView | None]
+# A change that others were faster than is merged anew so often.
+_MOST_DRAFTS = 10
 
 
 async def volume_path(volume: str) -> str:
@@ -76,10 +82,34 @@ async def commit_volume(
 
     What others committed since is merged; files that both changed are a conflict that names them.
     """
-    change = _change(body)
+    change = await svc.in_thread(lambda: _change(body))
     await _refuse_secrets(project, volume, change, svc)
-    commit = partial(core.commit, change=change, by=caller.actor, now=svc.clock.now())
-    return _answer(project, volume, await svc.store.write(lambda tx: commit(tx, project, volume)))
+
+    def unit(tx: Tx, made: VolumeDraft) -> VolumeVersionView | None:
+        by, now = caller.actor, svc.clock.now()
+        done = core.commit(tx, project, volume, made, base=change.base, by=by, now=now)
+        return None if done is None else _answer(project, volume, done)
+
+    return await _written(project, volume, change, svc, unit)
+
+
+def _with_draft(unit: Unit, made: VolumeDraft, tx: Tx) -> VolumeVersionView | None:
+    return unit(tx, made)
+
+
+async def _written(
+    project: str,
+    volume: str,
+    change: VolumeChange,
+    svc: Services,
+    unit: Unit,
+) -> VolumeVersionView:
+    """By a draft of the newest version, and by another where somebody else was first."""
+    for _ in range(_MOST_DRAFTS):
+        made = await svc.store.read(lambda tx: core.draft(tx, project, volume, change))
+        if (done := await svc.store.write(partial(_with_draft, unit, made))) is not None:
+            return done
+    raise VolumeConflict(f"others commit to volume {volume} faster than this change can be merged")
 
 
 @router.delete("/projects/{project}/volumes/{volume}", status_code=204)
@@ -111,18 +141,19 @@ async def commit_mounted(
     key: OwnLease, volume: VolumePath, body: VolumeCommit, svc: Svc
 ) -> VolumeVersionView:
     """Commit a change of a volume that the lease's run mounts."""
-    change = _change(body)
+    change = await svc.in_thread(lambda: _change(body))
     project = await svc.store.write(lambda tx: _mounting(tx, key, volume, svc)[1].project)
     await _refuse_secrets(project, volume, change, svc)
 
-    def unit(tx: Tx) -> VolumeVersionView:
+    def unit(tx: Tx, made: VolumeDraft) -> VolumeVersionView | None:
         lease, run = _mounting(tx, key, volume, svc)
         new = core.unseen(tx, run.project, volume, change.files)
         check_of_lease(tx, lease, [NamedBlob(file.digest, file.size) for file in new])
-        done = core.commit(tx, run.project, volume, change, by=f"run:{run.id}", now=svc.clock.now())
-        return _readable(tx, run, volume, done)
+        by, now = f"run:{run.id}", svc.clock.now()
+        done = core.commit(tx, run.project, volume, made, base=change.base, by=by, now=now)
+        return None if done is None else _readable(tx, run, volume, done)
 
-    return await svc.store.write(unit)
+    return await _written(project, volume, change, svc, unit)
 
 
 async def _refuse_secrets(project: str, volume: str, change: VolumeChange, svc: Services) -> None:

@@ -39,6 +39,12 @@ WHERE state != 'closed' /*if executor AND executor = :executor */ ORDER BY id;
 -- name: placement_intended
 SELECT COUNT(*) FROM placements WHERE state = 'intended' AND executor = :executor;
 
+-- Of runs that have not begun, or wait to go on.
+-- name: placement_waiting
+SELECT p.ranks, r.shape FROM placements AS p JOIN runs AS r ON r.id = p.run_id
+WHERE p.state IN ('intended', 'launched') AND p.project = :project
+    AND r.state IN ('held', 'queued', 'placing');
+
 -- name: placement_of_run
 SELECT <placement> FROM placements WHERE run_id = :run_id ORDER BY created_at, id;
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.domain.ids import PlacementId, RunId
+from corral.domain.ids import Digest, PlacementId, RunId
 from corral.domain.placements.placements import ExecutorCosts, ExecutorRecord, Placement
 from corral.store.rows import EXECUTOR, PLACEMENT
 from corral.store.table import Table, given
@@ -51,6 +51,10 @@ class SqlPlacements(Table):
     def intended(self, executor: str) -> int:
         """How many wait for the executor to take them."""
         return self._number("placement_intended", executor=executor)
+
+    def waiting(self, project: str) -> list[tuple[int, Digest]]:
+        """The ranks and the shape of what executors have, or are to bring up, for runs that do not run."""
+        return [(row[0], Digest(row[1])) for row in self._db.all("placement_waiting", {"project": project})]
 
     def of_run(self, run_id: RunId) -> list[Placement]:
         """The oldest first."""

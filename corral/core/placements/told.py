@@ -1,0 +1,36 @@
+"""What a cluster tells of a launch, as it is kept and as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from corral.domain.placements.orders import RankSighting, SightCause, Sighting
+
+# A cluster may say as much as it likes; so much of it is kept.
+MOST_CHARS = 2000
+
+
+def rendered(sighting: Sighting) -> Mapping[str, object]:
+    return {
+        "ended": sighting.ended,
+        "detail": sighting.detail[:MOST_CHARS],
+        "ranks": [_short(rank)._asdict() for rank in sighting.ranks],
+    }
+
+
+def _short(rank: RankSighting) -> RankSighting:
+    return rank if len(rank.detail) <= MOST_CHARS else rank._replace(detail=rank.detail[:MOST_CHARS])
+
+
+def why_ended(sighting: Sighting | None) -> str:
+    """In the cluster's words, as far as it told any."""
+    if sighting is None:
+        return "the cluster knows nothing of it any more"
+    told = [
+        f"rank {rank.rank}: {rank.detail or rank.cause}"
+        for rank in sighting.ranks
+        if rank.cause not in (None, SightCause.UNKNOWN) or rank.detail
+    ]
+    return "; ".join(dict.fromkeys([sighting.detail, *told[:5]] if sighting.detail else told[:5])) or (
+        "its workers have ended, and the cluster does not say why"
+    )
