@@ -110,7 +110,7 @@ def list_executors(as_json: AsJson = False) -> None:
 
 
 def _standing(executor: ExecutorView) -> str:
-    return "ready" if executor.removed_at is None else "being removed"
+    return "added" if executor.removed_at is None else "being removed"
 
 
 @app.command()

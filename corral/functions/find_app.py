@@ -20,7 +20,11 @@ def load_file(path: Path) -> ModuleType:
     that. What it raises is the caller's to show."""
     path = path.resolve()
     if not path.is_file():
-        raise FunctionError(f"{path} is not a file")
+        file, colon, name = str(path).rpartition(":")
+        meant = (
+            f"Write it with two colons: {Path(file).name}::{name}." if colon and Path(file).is_file() else ""
+        )
+        raise FunctionError(f"{path} is not a file", hint=meant)
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise FunctionError(
             f"{path.name} cannot be imported: its name must be an identifier that ends in .py"

@@ -24,7 +24,7 @@ class WebhookRequest(Strict):
     """`events` are types, or `run.*` and `call.*` for all of a kind; without a project, of all projects."""
 
     name: Name
-    url: str = Field(min_length=8, max_length=2048)
+    url: str = Field(max_length=2048)
     events: list[Pattern] = Field(default=list(ENDS), min_length=1, max_length=50)
     project: Name | None = None
     format: Literal["corral", "slack"] = "corral"

@@ -257,6 +257,21 @@ def test_what_is_wrong_with_the_code_is_said_before_training(
         EnvironmentProcess(written(tmp_path, code), params)
 
 
+@pytest.mark.parametrize("code", ["def load_environment():\n    open('{}')", "open('{}')"])
+def test_a_file_beside_the_environment_that_is_opened_from_elsewhere_is_named(
+    tmp_path: Path, code: str
+) -> None:
+    """HOUR6-06: the error named a file that lay beside the environment, and not where to look for it."""
+    (tmp_path / "rows-of-ours.jsonl").touch()
+
+    with pytest.raises(EnvironmentProblem) as caught:
+        EnvironmentProcess(written(tmp_path, code.format("rows-of-ours.jsonl")))
+    assert "Path(__file__).parent / 'rows-of-ours.jsonl'" in caught.value.hint
+    with pytest.raises(EnvironmentProblem) as caught:
+        EnvironmentProcess(written(tmp_path, code.format("nowhere.jsonl")))
+    assert "Path(__file__)" not in caught.value.hint
+
+
 def test_loading_that_never_ends_is_ended(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"did not return within 0\.5 s"):
         EnvironmentProcess(written(tmp_path, "import time\ntime.sleep(1000)"), load_s=0.5)

@@ -23,12 +23,16 @@ from corral.client.submit.run_file import parse
 from corral.domain.errors import PARAMS_HINT, SPEC_HINT, FieldError, InvalidInput
 from corral.domain.runs.states import RunState
 from corral.domain.secrets.secrets import looks_secret
+from corral.domain.webhooks.addresses import parse_url
+from corral.errors import FunctionError
+from corral.functions.find_app import find_app
 from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.calls import CallView
 from corral.wire.faults import in_words
 from corral.wire.runs import HostVerdict, RunSelection
 from corral.wire.tokens import TokenRequest
+from corral.wire.webhooks import WebhookRequest
 
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
 
@@ -294,3 +298,35 @@ def test_the_error_of_a_call_is_one_line_in_a_list() -> None:
         id="c-1", project="p", endpoint="e", function="f", state="failed", created_at=0.0, error=error
     )
     assert _why(call) == "ValueError: one two"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_an_address_with_an_impossible_port_is_told_in_plain_words(tmp_path: Path, port: str) -> None:
+    """HOUR6-03: `CORRAL_URL` and `host enroll` ended with a traceback."""
+    url = f"http://127.0.0.1:{port}"
+    given = {"CORRAL_HOME": str(tmp_path), "CORRAL_URL": url, "CORRAL_TOKEN": "x"}
+
+    done = forked.run(["ls"], {**CLEAN, **given})
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"error: '{url}' is not a server's address: a port is a number from 1 to 65535\n"
+    )
+    with pytest.raises(InvalidInput, match="a port is a number"):
+        Corral(url, None)
+
+
+def test_a_webhooks_address_is_told_what_it_lacks_however_short_it_is() -> None:
+    """HOUR6-04: `ftp://x` must have at least 8 characters, it said."""
+    assert validated(WebhookRequest, {"name": "a", "url": "ftp://x"}, what="the webhook").url == "ftp://x"
+    with pytest.raises(InvalidInput, match=r"https://|http") as caught:
+        parse_url("ftp://x")
+    assert "characters" not in caught.value.message
+
+
+def test_one_colon_between_a_file_and_a_function_is_noticed(tmp_path: Path) -> None:
+    """HOUR6-05."""
+    (tmp_path / "demo.py").write_text("")
+    with pytest.raises(FunctionError) as caught:
+        find_app(f"{tmp_path / 'demo.py'}:embed")
+    assert caught.value.hint == "Write it with two colons: demo.py::embed."

@@ -22,9 +22,11 @@ from corral.adapters.executors.slurm.models import (
     mark_of,
     read_handle,
 )
+from corral.adapters.executors.slurm.preflight import preflight_script, read_checks
 from corral.adapters.executors.slurm.scripts import launch_script, sbatch_flags
 from corral.adapters.executors.slurm.sightings import sighting
 from corral.adapters.executors.slurm.steps import read_step
+from corral.core.placements.told import why_ended
 from corral.domain.hosts.capability import GIB, Requirements
 from corral.domain.placements.orders import LaunchOrder, SightCause, Sighting, SightState
 from corral.ports.executor import ExecutorUnreachable, LaunchRefused
@@ -326,3 +328,38 @@ def test_links_and_pipes_in_the_folder_of_a_job_are_neither_followed_nor_waited_
     assert api.observe([_HANDLE]).files == {_HANDLE.key: {"step": ["corral: job 1"]}}
     assert api.logs(_HANDLE, 0, most_bytes=1000) == "corral: job 1\n"
     assert api.logs(_HANDLE, 9, most_bytes=1000) == "corral: job 1\n"
+
+
+def test_a_check_of_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    """HOUR6-01: `executors check` made the folder of a mistyped option, and called it good."""
+
+    def checked(folder: Path) -> tuple[bool, str]:
+        options = SlurmOptions(folder=str(folder))
+        told = subprocess.run(["sh", "-c", preflight_script(options, ())], capture_output=True, text=True)
+        return next((c.ok, c.detail) for c in read_checks(told.stdout, options) if c.name == "folder")
+
+    ok, words = checked(tmp_path / "mistyped" / "below")
+    assert ok
+    assert "is not there yet" in words
+    assert list(tmp_path.iterdir()) == []
+
+    ok, words = checked(tmp_path)
+    assert ok
+    assert "can be written to" in words
+    (tmp_path / "file").touch()
+    assert not checked(tmp_path / "file" / "below")[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_rank_that_was_killed_for_memory_says_so() -> None:
+    """HOUR6-02: it said `rank 0: Killed`, and nothing of memory."""
+    no_memory = (
+        "0: slurmstepd-n0: error: StepId=12.0 exceeded memory limit (351338496 > 209715200), being killed\n"
+    )
+    record = {"step": (no_memory + _STEP.format(words="Killed")).splitlines(), "ranks": ["corral: ranks 3"]}
+
+    seen = sighting(_HANDLE, {}, record)
+
+    assert seen is not None
+    assert "rank 1: out of memory (Killed)" in why_ended(seen)
+    assert "rank 2: out of memory" not in why_ended(seen)

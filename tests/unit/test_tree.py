@@ -372,3 +372,25 @@ def test_a_part_of_a_tree_is_a_folders_files_or_one_file() -> None:
     for lacking in ("ou", "out/deep/", "b.txt", "a/x"):
         with pytest.raises(KeyError):
             tree.part(lacking)
+
+
+@pytest.mark.parametrize(
+    "home",
+    [
+        {"corral.db": "", "installation.json": "", "key": "k"},
+        {"worker.lock": "", "worker/host.json": "{}"},
+    ],
+)
+def test_where_corral_keeps_its_own_things_is_no_code(tmp_path: Path, home: dict[str, str]) -> None:
+    """HOUR6-07: the host's folder of the tutorial, below the project, went along as code, key and all."""
+    write(
+        tmp_path,
+        {"train.py": "", "worker/train.py": "", **{f"deep/home/{name}": text for name, text in home.items()}},
+    )
+
+    tree = scan(tmp_path, ignore=Ignore())
+
+    assert [entry.path for entry in tree.files] == ["train.py", "worker/train.py"]
+    assert tree.homes == ("deep/home",)
+    # An input is taken as it is.
+    assert len(paths(tmp_path)) == 2 + len(home)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pathspec import GitIgnoreSpec
@@ -24,6 +24,14 @@ CLUTTER_NAMES = frozenset(
 CLUTTER_SUFFIXES = (".pyc", ".pyo")
 # In a folder that was fetched. It is part of no tree, and what lies around it is nobody's code.
 FETCHED = ".corral-artifact"
+# What lies in the folder of an installation, of its backup, or of a host. It holds keys and tokens, and is
+# nobody's code.
+_HOMES = (frozenset({"corral.db", "installation.json"}), frozenset({"worker", "worker.lock"}))
+
+
+def is_home(names: Collection[str]) -> bool:
+    """Whether a folder with these entries is where Corral keeps its own things."""
+    return any(marks.issubset(names) for marks in _HOMES)
 
 
 class BadIgnoreFile(CorralError):

@@ -43,11 +43,13 @@ class FileEntry:
 class Tree:
     """Files sorted by path. Equal content has an equal digest, whatever the machine or the time.
 
-    `fetched` are folders beside them that were left out because an artifact was fetched into them.
+    `fetched` are folders beside them that were left out because an artifact was fetched into them, `homes`
+    because Corral keeps its own things there.
     """
 
     files: tuple[FileEntry, ...]
     fetched: tuple[str, ...] = field(default=(), compare=False)
+    homes: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, files: Iterable[FileEntry]) -> Tree:
@@ -144,7 +146,11 @@ def scan(
     ]
     if leaks:
         raise SecretInTree(sorted(leaks, key=lambda leak: leak.path))
-    return replace(Tree.of(entry for entry, _ in hashed), fetched=tuple(sorted(found.fetched)))
+    return replace(
+        Tree.of(entry for entry, _ in hashed),
+        fetched=tuple(sorted(found.fetched)),
+        homes=tuple(sorted(found.homes)),
+    )
 
 
 def folder_identity(root: Path) -> FileIdentity:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from corral.client.files.ignore import FETCHED, IGNORE_FILES, Ignore
+from corral.client.files.ignore import FETCHED, IGNORE_FILES, Ignore, is_home
 from corral.domain.errors import CorralError
 from corral.domain.paths import PathProblem, printable, why_bad
 
@@ -86,13 +86,14 @@ class _Folder:
 @dataclass
 class FolderWalk:
     """What was found under a root, and what must be refused. `fetched` are folders that are left out of code
-    because an artifact was fetched into them."""
+    because an artifact was fetched into them, `homes` because Corral keeps its own things there."""
 
     root: str
     limits: TreeLimits
     files: list[ListedFile] = field(default_factory=list)
     problems: list[PathProblem] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
+    homes: list[str] = field(default_factory=list)
     # Of the root itself, once it was looked at.
     identity: FileIdentity | None = None
     _pending: list[_Folder] = field(default_factory=list)
@@ -120,6 +121,9 @@ class FolderWalk:
             entries = list(listed)
             if folder.ignore and folder.path and any(entry.name == FETCHED for entry in entries):
                 self.fetched.append(folder.path)
+                return
+            if folder.ignore and folder.path and is_home([entry.name for entry in entries]):
+                self.homes.append(folder.path)
                 return
             inside = replace(folder, ignore=_ignore_inside(folder, entries))
             for entry in entries:

@@ -14,7 +14,7 @@ from corral.client.hosts.identity import CA, HostIdentity, machine_name, read_id
 from corral.client.hosts.key import make_key
 from corral.client.http.discovery import is_plain_http, tls_for
 from corral.client.http.trust import fetch_ca
-from corral.domain.errors import Conflict, InvalidInput
+from corral.domain.errors import Conflict, InvalidInput, Unauthenticated
 from corral.domain.ids import TokenId
 from corral.domain.tokens import parse_token, split_pin
 from corral.files.atomic import write_private
@@ -101,7 +101,12 @@ class JoinableServer:
         }
         request = validated(EnrollRequest, given, what="the enrolment")
         with Corral(self.url, self._token.text, tls=self.tls) as corral:
-            made = corral.own_host.enroll(request)
+            try:
+                made = corral.own_host.enroll(request)
+            except Unauthenticated as error:
+                if error.hint == Unauthenticated.hint:
+                    error.hint = "Copy the whole token; `corral tokens join` on the server makes another."
+                raise
         now = time.time()
         identity = HostIdentity(
             host_id=made.host_id,

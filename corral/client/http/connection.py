@@ -14,6 +14,7 @@ from corral.domain.tokens import split_pin
 from corral.version import __version__
 
 CONNECT_TIMEOUT_S = 5.0
+_MOST_PORT = 65_535
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -43,6 +44,8 @@ def check_url(url: str) -> httpx.URL:
         parsed = httpx.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise httpx.InvalidURL("it needs http:// or https:// and a host")
+        if parsed.port is not None and not 0 < parsed.port <= _MOST_PORT:
+            raise httpx.InvalidURL(f"a port is a number from 1 to {_MOST_PORT}")
     except httpx.InvalidURL as error:
         raise InvalidInput(
             f"{url!r} is not a server's address: {error}", hint='Write it as "http://127.0.0.1:7373".'

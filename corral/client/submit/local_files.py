@@ -100,6 +100,8 @@ def code_notes(run_file: RunFile, code: LocalFiles | None, base_dir: Path) -> It
     """What people should know of the code that is shipped, or is not."""
     for folder in code.tree.fetched if code else ():
         yield f"{folder}/ is not shipped: it was fetched from a server ({folder}/{FETCHED} says so)"
+    for folder in code.tree.homes if code else ():
+        yield f"{folder}/ is not shipped: a server, a host or a backup of Corral keeps its keys there"
     if code is None and (words := local_words(run_file.argv, base_dir)):
         named = ", ".join(words[:_NAMED])
         yield f'{named} lies here, but no code is shipped with the run: add code = "."'

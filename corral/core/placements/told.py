@@ -27,10 +27,17 @@ def why_ended(sighting: Sighting | None) -> str:
     if sighting is None:
         return "the cluster knows nothing of it any more"
     told = [
-        f"rank {rank.rank}: {rank.detail or rank.cause}"
+        f"rank {rank.rank}: {_in_words(rank)}"
         for rank in sighting.ranks
         if rank.cause not in (None, SightCause.UNKNOWN) or rank.detail
     ]
     return "; ".join(dict.fromkeys([sighting.detail, *told[:5]] if sighting.detail else told[:5])) or (
         "its workers have ended, and the cluster does not say why"
     )
+
+
+def _in_words(rank: RankSighting) -> str:
+    """The cluster's words, after a cause that was read from elsewhere: "Killed" says nothing of memory."""
+    if rank.cause is SightCause.OUT_OF_MEMORY and rank.detail:
+        return f"out of memory ({rank.detail})"
+    return str(rank.detail or rank.cause)

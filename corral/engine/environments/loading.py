@@ -75,7 +75,7 @@ def load(source: str, params: Mapping[str, Any]) -> EnvironmentAdapter:
         raise
     except Exception as error:
         raise EnvironmentProblem(
-            f"{_place(error, folder)}{ENTRY}() failed: {calling.last_line(error)}"
+            f"{_place(error, folder)}{ENTRY}() failed: {calling.last_line(error)}", _beside(error, folder)
         ) from error
 
 
@@ -111,7 +111,8 @@ def _import_file(path: Path) -> ModuleType:
         raise EnvironmentProblem(f"{_place(error, path.parent)}{calling.last_line(error)}", hint) from error
     except (Exception, SystemExit) as error:
         raise EnvironmentProblem(
-            f"{_place(error, path.parent)}the file failed to load: {calling.last_line(error)}"
+            f"{_place(error, path.parent)}the file failed to load: {calling.last_line(error)}",
+            _beside(error, path.parent),
         ) from error
     return module
 
@@ -131,6 +132,18 @@ def _check_params(entry: Callable[..., Any], params: Mapping[str, Any]) -> None:
             f"{calling.nearest(wrong, names)}",
             hint=takes,
         ) from None
+
+
+def _beside(error: BaseException, folder: Path) -> str:
+    """A hint where a file was opened by a path that starts from the folder of the environment."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+        return ""
+    if Path(error.filename).is_absolute() or not (folder / error.filename).exists():
+        return ""
+    return (
+        f"The code runs in another folder: open `Path(__file__).parent / {error.filename!r}`, "
+        f"which lies beside the environment."
+    )
 
 
 def _place(error: BaseException, folder: Path) -> str:

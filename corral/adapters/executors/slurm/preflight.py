@@ -26,8 +26,11 @@ for name in {" ".join(COMMANDS)}; do command -v "$name" >/dev/null || missing="$
 told commands "${{#missing}}" "$missing"
 said=$(scontrol ping 2>&1) && case $said in *UP*) :;; *) false;; esac; reached=$?
 told controller $reached "$said"
-said=$(umask 077; mkdir -p {folder} 2>&1 && mktemp -d {folder}/.check.XXXXXX 2>&1); code=$?
-[ $code = 0 ] && rmdir "$said"
+# A check makes nothing that stays: a folder that is not there yet is tried where a launch would make it.
+near={folder}
+while [ ! -e "$near" ] && [ "$near" != "${{near%/*}}" ]; do near=${{near%/*}}; near=${{near:-/}}; done
+said=$(umask 077; mktemp -d "$near/.check.XXXXXX" 2>&1); code=$?
+[ $code = 0 ] && rmdir "$said" && [ ! -e {folder} ] && said=absent
 told folder $code "$said"
 # Without it the others would wait long, and say the same.
 [ "$reached" = 0 ] || return 0
@@ -69,6 +72,10 @@ def _controller(ok: bool, words: str, options: SlurmOptions) -> PreflightCheck:
 
 
 def _folder(ok: bool, words: str, options: SlurmOptions) -> PreflightCheck:
+    if ok and words == "absent":
+        return PreflightCheck(
+            "folder", True, f"{options.folder} is not there yet and can be made; all nodes must see it"
+        )
     if ok:
         return PreflightCheck("folder", True, f"{options.folder} can be written to; all nodes must see it")
     fix = f"make {options.folder} on a file system that all nodes share, owned by the user who submits"
