@@ -26,6 +26,7 @@ from corral.domain.webhooks.deliveries import TYPES
 from corral.errors import FunctionError
 from corral.functions import decorator_options
 from corral.functions.decorator_options import ClassOptions, FunctionOptions
+from corral.recipes import diloco
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import json_schema
 from corral.recipes.train_tables import Train
@@ -125,7 +126,26 @@ the forecast fills in `resources.min_vram`. [All its keys](training.md).
 
 def run_file_keys() -> str:
     schema = RunFile.model_json_schema()
-    return _key_table(schema, schema, "") + TRAIN
+    return _key_table(schema, schema, "") + TRAIN + DILOCO + "".join(_diloco_keys())
+
+
+DILOCO = """## The `[diloco]` table
+
+How the `replicas` of a `[train]` meet: `train.steps` are those of each replica, each takes batches of its
+own, and after every `inner_steps` all agree on common weights by way of `store`.
+[How it is used](../howto/diloco.md).
+
+"""
+
+
+def _diloco_keys() -> Iterator[str]:
+    schema = diloco.json_schema()
+    lines = [
+        f"| `{key}` | {_type(schema, part)} | {_default(part)} | {part['description']} |"
+        for key, part in _keys(schema, schema, "")
+        if "properties" not in part
+    ]
+    yield _table("| key | type | default | meaning |", lines)
 
 
 MANIFEST = """## A run

@@ -6,9 +6,16 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from corral.diloco.round_store import Buffer, StoredObject, StoreError, checked_key, checked_prefix
+from corral.diloco.round_store import (
+    Buffer,
+    StoredObject,
+    StoreError,
+    StoreRefused,
+    checked_key,
+    checked_prefix,
+)
 from corral.files.bucket import Bucket
-from corral.files.bucket_errors import BucketError
+from corral.files.bucket_errors import BucketError, BucketRefused
 
 _OWN = ".corral"
 
@@ -80,5 +87,7 @@ class BucketStore:
 def _told() -> Iterator[None]:
     try:
         yield
+    except BucketRefused as error:
+        raise StoreRefused(error.message, hint=error.hint) from error
     except BucketError as error:
         raise StoreError(error.message, hint=error.hint) from error

@@ -12,7 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from corral.diloco.round_store import Buffer, StoredObject, StoreError, checked_key, checked_prefix
+from corral.diloco.round_store import (
+    Buffer,
+    StoredObject,
+    StoreError,
+    StoreRefused,
+    checked_key,
+    checked_prefix,
+)
 from corral.files.atomic import sync_file, sync_folder
 from corral.files.locks import locked
 
@@ -27,6 +34,7 @@ _PAUSE_S = 0.05
 # A file that another machine replaced meanwhile; a folder that a deletion removed meanwhile.
 _PASSING = frozenset({errno.ESTALE, errno.EINTR, errno.EAGAIN, errno.ENOENT})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK})
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -167,6 +175,11 @@ class FolderStore:
                 hint = "Free some space there, then try again; nothing was changed."
             elif error.errno in _NO_LINKS and doing == "create":
                 hint = "Use a file system with hard links: without them two replicas could both create it."
+            elif error.errno in _READ_ONLY:
+                hint = (
+                    "Let this user write there; for a run of Corral's name the folder in CORRAL_WRITABLE too."
+                )
+                raise StoreRefused(f"cannot {doing} {where}: {error.strerror or error}", hint=hint) from error
             raise StoreError(f"cannot {doing} {where}: {error.strerror or error}", hint=hint) from error
 
 

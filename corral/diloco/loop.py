@@ -19,6 +19,8 @@ from corral.diloco.rounds import Fate, Outcome, Point, RoundRules, Rounds
 from corral.diloco.store import check_store, open_store
 from corral.durations import parse_duration
 
+# So often `waiting` is called.
+_LOOK_S = 0.5
 # A tensor of torch or an array of numpy.
 Params = Mapping[str, Any]
 
@@ -68,6 +70,10 @@ class OuterLoop:
     The parameters are changed in place. With `fragments` they are synchronised a part at a time, spread over
     the inner steps. With `delay` a round goes on for so many further steps beside the training; when it
     is taken over, `blend` is the share of the replica's own weights that remains in them.
+
+    `total` is how many inner steps the whole run has. `finish` after them lets every parameter meet once
+    more, so that all replicas end with the same weights. While the training stands still for a round,
+    `waiting` is called now and then.
     """
 
     def __init__(
@@ -87,6 +93,8 @@ class OuterLoop:
         delay: int = 0,
         blend: float = 0.0,
         poll_s: float = 1.0,
+        total: int | None = None,
+        waiting: Callable[[float], None] = lambda waited_s: None,
         reached: Callable[[Point], None] = lambda point: None,
     ) -> None:
         if not 1 <= fragments <= min(inner_steps, len(params)):
@@ -100,8 +108,7 @@ class OuterLoop:
                 hint="A round must be over before the next of the same fragment begins: delay < inner_steps.",
             )
         self._params, self._inner_steps, self._delay = params, inner_steps, delay
-        self._blend = np.float32(blend)
-        self._steps = 0
+        self._blend, self._total, self._waiting = np.float32(blend), total, waiting
         rules = RoundRules(
             quorum=quorum,
             grace_s=parse_duration(grace) if isinstance(grace, str) else grace,
@@ -117,6 +124,8 @@ class OuterLoop:
         ]
         for fragment in self._fragments:
             fragment.rounds.reached = reached
+        # Who comes late, or starts again, is where the others are.
+        self._steps = max(self._due(fragment, fragment.commit.round) for fragment in self._fragments)
 
     def _join(
         self,
@@ -139,6 +148,17 @@ class OuterLoop:
         """The last committed round of each fragment."""
         return [fragment.commit.round for fragment in self._fragments]
 
+    @property
+    def steps(self) -> int:
+        """How many inner steps of the run are done. It follows from the rounds: a replica that finds that the
+        others have gone on without it is where they are."""
+        return self._steps
+
+    @property
+    def last_rounds(self) -> list[int]:
+        """The last round that each fragment has; `total` must be known."""
+        return [self._last(fragment) for fragment in self._fragments]
+
     def step(self, tokens: int = 1) -> list[RoundReport]:
         """After each inner step, with the tokens that it learned from. Tells of the rounds that ended."""
         self._steps += 1
@@ -158,6 +178,29 @@ class OuterLoop:
     def close(self) -> list[RoundReport]:
         """Wait for rounds that are under way, and take them over."""
         return [self._finish(fragment) for fragment in self._fragments if fragment.pending is not None]
+
+    def finish(self) -> list[RoundReport]:
+        """After `total` steps: the last round of every fragment. All replicas have the same weights then."""
+        reports = self.close()
+        for fragment in self._fragments:
+            while fragment.commit.round < self._last(fragment):
+                self._begin(fragment)
+                reports.append(self._finish(fragment))
+            # Nothing of its own remains.
+            self._write(fragment.names, fragment.weights)
+        return reports
+
+    def _due(self, fragment: _Fragment, number: int) -> int:
+        """After which inner step of the run a round of the fragment begins."""
+        if not number:
+            return 0
+        step = (number - 1) * self._inner_steps + fragment.at
+        return step if self._total is None else min(step, self._total)
+
+    def _last(self, fragment: _Fragment) -> int:
+        """The first round that begins when all steps are done."""
+        assert self._total is not None
+        return max(1, -(-(self._total - fragment.at) // self._inner_steps) + 1)
 
     def _begin(self, fragment: _Fragment) -> None:
         gradient = fragment.weights - self._read(fragment.names) + fragment.error
@@ -181,13 +224,19 @@ class OuterLoop:
         assert pending is not None
         assert pending.thread is not None
         began = time.monotonic()
-        pending.thread.join()
+        pending.thread.join(_LOOK_S)
+        while pending.thread.is_alive():
+            self._waiting(time.monotonic() - began)
+            pending.thread.join(_LOOK_S)
         waited_s = time.monotonic() - began
         if pending.problem is not None:
             raise pending.problem
         assert pending.outcome is not None
+        commit, expected = pending.outcome.commit, fragment.commit.round + 1
         self._apply(fragment, pending.outcome)
-        commit = pending.outcome.commit
+        if commit.round > expected:
+            ahead = self._due(fragment, commit.round) + self._delay
+            self._steps = max(self._steps, ahead if self._total is None else min(ahead, self._total))
         return RoundReport(
             fragment.number, commit.round, commit.members, pending.outcome.fate, pending.tokens, waited_s
         )

@@ -21,6 +21,12 @@ class StoreError(CorralError):
     hint = "Try again; if it persists, check the store, and the network of this machine."
 
 
+class StoreRefused(StoreError):
+    """The store is not for this process: a wrong key, a missing right, a folder that cannot be written to."""
+
+    code = "round_store_refused"
+
+
 class StoredObject(NamedTuple):
     """`modified` is the store's own time in seconds since 1970."""
 

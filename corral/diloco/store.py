@@ -6,11 +6,13 @@ import secrets
 from pathlib import Path
 
 from corral.diloco.folder_store import FolderStore
-from corral.diloco.round_store import RoundStore, StoredObject, StoreError
+from corral.diloco.round_store import RoundStore, StoredObject, StoreError, StoreRefused
 
 __all__ = ["RoundStore", "StoreError", "StoredObject", "check_store", "open_store"]
 
 _BUCKETS = ("s3://", "gs://", "az://")
+# That of the control plane, for replicas that are ranks of a run.
+OWN_STORE = "corral"
 
 
 def open_store(url: str, *, endpoint: str | None = None, patience_s: float = 60.0) -> RoundStore:
@@ -18,6 +20,11 @@ def open_store(url: str, *, endpoint: str | None = None, patience_s: float = 60.
 
     `endpoint` is for a store that speaks S3 and is not Amazon's. Each call is tried for `patience_s`.
     """
+    if url == OWN_STORE:
+        raise StoreRefused(
+            "the control plane has no store for rounds",
+            hint="Name one: a folder that all hosts share, or s3://bucket/prefix.",
+        )
     if not url.startswith(_BUCKETS):
         path = url.removeprefix("file://")
         if "://" in path or not path:
@@ -28,7 +35,7 @@ def open_store(url: str, *, endpoint: str | None = None, patience_s: float = 60.
     try:
         from corral.diloco.bucket_store import BucketStore  # noqa: PLC0415 - obstore is an extra
     except ImportError:
-        raise StoreError(
+        raise StoreRefused(
             f"{url} needs obstore, which is not installed", hint="Install it with `pip install 'corral[s3]'`."
         ) from None
     return BucketStore(url, endpoint=endpoint, patience_s=patience_s)

@@ -238,6 +238,17 @@ class Engine:
                 )
         return self._sampler
 
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """What is trained, in fp32. Who changes it calls `weights_written`."""
+        return self._optimizer.masters
+
+    def weights_written(self) -> None:
+        """After `weights` were written to: the model computes with them from now on."""
+        self._check_idle()
+        self._optimizer.spread()
+        self.weights_changed()
+
     def weights_changed(self) -> None:
         """After the weights were changed from outside: the sampler has the adapters in a form of its own."""
         if self._sampler is not None:

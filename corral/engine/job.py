@@ -12,9 +12,11 @@ from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
+from corral.diloco.round_store import StoreError, StoreRefused
+from corral.diloco.rounds import NotFinite, ReplicaReplaced
 from corral.engine import eval_and_sample, inputs
 from corral.engine.data.prompt_form import PromptForm, form_of
-from corral.engine.data.row_order import RowOrder
+from corral.engine.data.row_order import RowOrder, RowShare
 from corral.engine.data.rows import RowSet
 from corral.engine.data.sft_dataset import MaskedSequence, RowCounts, SftDataset, build_dataset
 from corral.engine.engine import Engine
@@ -32,18 +34,21 @@ from corral.engine.training import checkpoints, grpo, sft
 from corral.engine.training.checkpoints import CheckpointWriter
 from corral.engine.training.evaluation import Evaluation
 from corral.engine.training.guards import GuardMonitor, GuardStop
+from corral.engine.training.outer_rounds import OuterRounds, ReplicaPlace
 from corral.engine.training.peak_memory import PeakMemory
 from corral.engine.training.stop_signal import StopRequested, StopSignal
 from corral.engine.training.throughput import SetupClock, ThroughputMeter
 from corral.engine.training.training_run import TrainingRun, is_out_of_memory
+from corral.recipes import diloco
 from corral.recipes.forecast import Forecast
 from corral.recipes.models import UnknownModel
 from corral.recipes.train import TrainError, effective_learning_rate, parse, to_table
 from corral.recipes.train_tables import DataFacts, Train
 
 Evaluator = Callable[[int], list[Evaluation]]
-# What was asked for is wrong; a guard ended it; memory does not suffice. 1 is a fault of the engine.
-REFUSED, GUARD, MEMORY = 2, 3, 4
+# What was asked for is wrong; a guard ended it; memory does not suffice. 1 is a fault of the engine. Of one
+# of several replicas: its weights are of no use any more; the store where they meet is away.
+REFUSED, GUARD, MEMORY, DIVERGED, AWAY = 2, 3, 4, 5, 6
 
 
 def main(
@@ -63,16 +68,22 @@ def main(
     # Its bars are for terminals; here they would fill the run's log.
     disable_progress_bar()
     events = EventWriter(places.events, TerminalOutput())
+    spec = None
     try:
         began = time.perf_counter() if began is None else began
-        job = EngineJob(read(places.spec), places, environ, events, stop, again=again, began=began)
+        spec = read(places.spec)
+        job = EngineJob(spec, places, environ, events, stop, again=again, began=began)
         with events.setting_up():
             job.run()
     except StopRequested:
         stop.die()
     except GuardStop as error:
         events.note(f"The run was stopped: {error.finding}")
-        return _fail(error, GUARD, debug=debug)
+        is_replica = spec is not None and spec.diloco is not None
+        return _fail(error, DIVERGED if is_replica else GUARD, debug=debug)
+    except StoreError as error:
+        events.note(f"The replica was stopped: {error} {error.hint}")
+        return _fail(error, code_of(error), debug=debug)
     except (EngineError, TrainError, UnknownModel) as error:
         return _fail(error, MEMORY if is_out_of_memory(error) else REFUSED, debug=debug)
     except (RuntimeError, MemoryError) as error:
@@ -80,6 +91,13 @@ def main(
             raise
         return _fail(error, MEMORY, debug=debug)
     return 0
+
+
+def code_of(error: StoreError) -> int:
+    """How a replica ends that cannot go on."""
+    if isinstance(error, NotFinite):
+        return DIVERGED
+    return REFUSED if isinstance(error, StoreRefused | ReplicaReplaced) else AWAY
 
 
 def _fail(error: Exception, code: int, *, debug: bool) -> int:
@@ -147,7 +165,8 @@ class EngineJob:
         examples = self.tokens_of(data.train, loaded, train)
         held_out = self.held_out(data, loaded, train)
         order = RowOrder(len(examples), self.spec.seed)
-        total = train.steps or order.steps(train.batch_size, train.epochs or 1.0)
+        # Steps are those of each replica: together they see every row as often as was asked for.
+        total = train.steps or order.steps(train.batch_size * self.share.of, train.epochs or 1.0)
         forecast = inputs.forecast_run(train, loaded, examples.facts)
         engine = self.engine(train, loaded, forecast)
         longest, digests = max(examples.lengths), {"data": data.digest}
@@ -302,6 +321,9 @@ class EngineJob:
             "total_steps": total,
             **{f"{name}_digest": value for name, value in digests.items()},
         }
+        rounds = self.rounds(engine, total=total)
+        if rounds is not None:
+            config |= {"diloco": diloco.to_table(rounds.settings), "replica": rounds.place.replica}
         return TrainingRun(
             train=train,
             total=total,
@@ -315,7 +337,26 @@ class EngineJob:
             work=self.places.checkpoints / "work",
             headline="loss" if train.recipe == "sft" else "reward",
             longest=longest,
+            share=self.share,
+            rounds=rounds,
         )
+
+    @property
+    def share(self) -> RowShare:
+        """What of the rows this process trains on."""
+        return RowShare() if self.spec.diloco is None else RowShare(self.replica, self.spec.ranks.most)
+
+    @property
+    def replica(self) -> int:
+        return int(self.environ.get("CORRAL_RANK") or 0)
+
+    def rounds(self, engine: Engine, *, total: int) -> OuterRounds | None:
+        """How it meets the other replicas of the run; None where it is alone."""
+        if self.spec.diloco is None:
+            return None
+        place = ReplicaPlace(self.environ.get("CORRAL_RUN_ID") or self.spec.name, self.replica)
+        settings = diloco.parse(self.spec.diloco, self.spec.ranks)
+        return OuterRounds(settings, place, engine, self.events, total=total)
 
     def finish(
         self,
@@ -328,6 +369,7 @@ class EngineJob:
         """Resume from a checkpoint if there is one, and run the recipe to its end."""
         smaller = [change for _ in range(memory_retries(self.environ)) if (change := training.take_less())]
         self._resume(training)
+        training.join()
         notes = [*notes, *(f"Memory ran out in an earlier attempt: {change}." for change in smaller)]
         short = forecast.notes if forecast and not forecast.fits else ()
         for note in [*notes, *training.engine.notes, *short]:
@@ -381,7 +423,8 @@ class EngineJob:
         output.write(training, self.spec, self.places, forecast=forecast, times=self._times, form=form)
         run = self.environ.get("CORRAL_RUN_ID")
         output.write_card(training, self.spec, self.places.output, data=data, run=run)
-        for line in report.summary(training.record, training.headline):
+        # Of several replicas one tells it: they made the same.
+        for line in report.summary(training.record, training.headline) if self.replica == 0 else ():
             self.events.say(line)
         if self.places.inputs is None:
             shutil.rmtree(self.places.checkpoints)

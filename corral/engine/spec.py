@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from corral.engine.errors import EngineError
+from corral.recipes.diloco import RankRange
 
 Task = Literal["train", "eval", "sample", "serve"]
 # Whatever a pass holds, so many halvings leave one token of it.
 _MOST_HALVINGS = 22
+_ALONE = RankRange(1, 1)
 TASKS: tuple[Task, ...] = ("train", "eval", "sample", "serve")
 
 
@@ -68,6 +70,9 @@ class JobSpec:
     name: str = "run"
     # How many GPUs the run was given.
     gpus: int = 0
+    # `[diloco]` of a run of several replicas, and how many there are at least and at most.
+    diloco: Mapping[str, Any] | None = None
+    ranks: RankRange = _ALONE
 
 
 def read(path: Path) -> JobSpec:
@@ -93,6 +98,7 @@ def read(path: Path) -> JobSpec:
         ("model", model, str, "a string"),
         ("model_revision", said.get("model_revision"), str, "a string"),
         ("seed", said.get("seed"), int, "a whole number"),
+        ("diloco", said.get("diloco"), dict, "an object"),
         (task, said.get(task), dict, "an object"),
     ):
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -107,6 +113,8 @@ def read(path: Path) -> JobSpec:
         variables=(*(said.get("env") or {}), *(said.get("secrets") or ())),
         name=str(said.get("name") or "run"),
         gpus=_gpus(said),
+        diloco=said.get("diloco") if task == "train" else None,
+        ranks=_ranks(said),
     )
 
 
@@ -120,6 +128,13 @@ def _gpus(said: Mapping[str, Any]) -> int:
     resources = said.get("resources")
     count = resources.get("gpus") if isinstance(resources, dict) else None
     return count if isinstance(count, int) else 0
+
+
+def _ranks(said: Mapping[str, Any]) -> RankRange:
+    asked = said.get("replicas")
+    counts = (asked.get("min"), asked.get("max")) if isinstance(asked, dict) else (asked, asked)
+    least, most = (count if isinstance(count, int) and count > 0 else 1 for count in counts)
+    return RankRange(least, most)
 
 
 def with_defaults(ask: Mapping[str, Any], defaults: Mapping[str, Any], *, where: str) -> dict[str, Any]:

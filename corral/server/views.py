@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import cache, partial
 
 from pydantic import JsonValue as Json
+from pydantic import ValidationError
 
 from corral.core.hosts.names import host_name
 from corral.core.hosts.samples import FRESH_S
@@ -24,7 +25,7 @@ from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots
 from corral.domain.hosts.samples import HostSampleRecord
 from corral.domain.ids import HostId, LeaseId, RunId
-from corral.domain.leases import LeaseState
+from corral.domain.leases import Lease, LeaseState
 from corral.domain.runs.hints import hint_of
 from corral.domain.runs.runs import Event, Rank, Run
 from corral.domain.runs.states import LEASED
@@ -32,7 +33,16 @@ from corral.server.sample_views import host_sample_view, rank_sample_view
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts import CapabilityReport, HostView
-from corral.wire.runs import AttemptView, EventView, HostVerdict, ParentView, RankView, RunDetail, RunView
+from corral.wire.runs import (
+    AttemptView,
+    EventView,
+    HostVerdict,
+    ParentView,
+    RankRoundsView,
+    RankView,
+    RunDetail,
+    RunView,
+)
 from corral.wire.spec.run_file import RunSpec, render_argv
 
 
@@ -119,7 +129,17 @@ def _rank_view(tx: Tx, rank: Rank, names: NameLookup, now: float) -> RankView:
         return RankView(**rank._asdict())
     live = lease.state is LeaseState.LIVE
     sample = rank_sample_view(tx, lease, now=now, fresh_s=FRESH_S) if live else None
-    return RankView(**rank._asdict(), host=names.host(lease.host_id), sample=sample)
+    host, rounds = names.host(lease.host_id), _rounds(lease)
+    return RankView(**rank._asdict(), host=host, sample=sample, rounds=rounds)
+
+
+def _rounds(lease: Lease) -> RankRoundsView | None:
+    """What its child said of them; it may have said anything."""
+    said = json.loads(lease.progress).get("rounds")
+    try:
+        return None if said is None else RankRoundsView.model_validate(said)
+    except ValidationError:
+        return None
 
 
 def event_view(event: Event, names: NameLookup) -> EventView:

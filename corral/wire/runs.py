@@ -70,6 +70,25 @@ class RankSampleView(Answer):
     gpus: list[GpuSampleView] = []
 
 
+class RankRoundsView(Answer):
+    """What a replica of a training run last said of its rounds with the others. Tokens are those that it
+    trained on: `committed` are in the common weights, `dropped` came too late. `recent` are part, round and
+    members of the last ones."""
+
+    done: int = Field(0, description="Rounds that have happened; of all parts where there are several.")
+    of: int = Field(0, description="How many the run has.")
+    taken: int = Field(0, description="In how many of them it took part.")
+    late: int = Field(0, description="From how many it was left out.")
+    committed: int = 0
+    dropped: int = 0
+    up: int = Field(0, description="Bytes that it wrote to the store.")
+    down: int = Field(0, description="Bytes that it read from there.")
+    waited_s: float = Field(0, description="How long its training stood still for rounds.")
+    spent_s: float = Field(0, description="How long it has trained, with what it waited.")
+    fragments: int = 1
+    recent: list[tuple[int, int, str]] = []
+
+
 class RankView(Answer):
     rank: int
     state: str
@@ -80,6 +99,7 @@ class RankView(Answer):
     exit_code: int | None = None
     restarts: int = Field(0, description="How often it was started again, over all attempts.")
     sample: RankSampleView | None = Field(None, description="While it runs.")
+    rounds: RankRoundsView | None = Field(None, description="Of a replica that meets others by `[diloco]`.")
 
 
 class AttemptView(Answer):

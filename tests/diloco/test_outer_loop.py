@@ -117,6 +117,56 @@ def test_arrays_of_numpy_are_changed_in_place(tmp_path: Path) -> None:
     assert np.allclose(again["b"], 1.0)
 
 
+def loop_of(folder: Path, replica: int, **options: Any) -> tuple[dict[str, Any], OuterLoop]:
+    params = {name: np.zeros(3, np.float32) for name in ("a", "b")}
+    given = {"inner_steps": 4, "grace": 0.0, "poll_s": 0.01, **options}
+    return params, OuterLoop(params, store=str(folder), run="run", replica=replica, **given)
+
+
+def learn(params: dict[str, Any], loop: OuterLoop, steps: int) -> list[RoundReport]:
+    reports = []
+    for _ in range(steps):
+        for param in params.values():
+            param += 1.0
+        reports += loop.step()
+    return reports
+
+
+def test_how_far_the_run_is_follows_from_its_rounds(tmp_path: Path) -> None:
+    """A replica that was left out, comes late or starts again is where the others are."""
+    slow, behind = loop_of(tmp_path, 1)
+    fast, ahead = loop_of(tmp_path, 0)
+    learn(fast, ahead, 12)
+    assert (ahead.steps, ahead.rounds) == (12, [3])
+    [report] = learn(slow, behind, 4)
+    assert (report.fate, behind.steps, behind.rounds) == ("late", 12, [3])
+    assert np.array_equal(slow["a"], fast["a"])
+    late, joined = loop_of(tmp_path, 2)
+    assert (joined.steps, joined.rounds) == (12, [3])
+    assert np.array_equal(late["a"], fast["a"])
+
+
+def test_fragments_are_where_their_rounds_are_after_a_restart(tmp_path: Path) -> None:
+    params, loop = loop_of(tmp_path, 0, fragments=2)
+    learn(params, loop, 6)
+    assert (loop.steps, loop.rounds) == (6, [2, 1])
+    again, restarted = loop_of(tmp_path, 0, fragments=2)
+    assert (restarted.steps, restarted.rounds) == (6, [2, 1])
+    assert [one.round for one in learn(again, restarted, 2)] == [2]
+
+
+@pytest.mark.parametrize(("total", "last"), [(8, [3, 2]), (9, [3, 3]), (1, [1, 1])])
+def test_the_last_rounds_leave_nothing_of_a_replicas_own(tmp_path: Path, total: int, last: list[int]) -> None:
+    """Whatever fragments, delay and blend leave in between: at the end all have what was committed."""
+    params, loop = loop_of(tmp_path, 0, fragments=2, delay=1, blend=0.5, total=total)
+    learn(params, loop, total)
+    loop.finish()
+    assert (loop.steps, loop.rounds, loop.last_rounds) == (total, last, last)
+    other, joined = loop_of(tmp_path, 1, fragments=2, delay=1, blend=0.5, total=total)
+    assert (joined.steps, joined.finish()) == (total, [])
+    assert all(np.array_equal(params[name], other[name]) for name in params)
+
+
 def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     params = {"w": np.zeros(4, np.float32)}
     for wrong, word in (

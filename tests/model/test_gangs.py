@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import pytest
@@ -19,6 +19,7 @@ from corral.core.queue.board import Board
 from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
+from corral.core.queue.grants import Grant
 from corral.core.queue.grow import growing
 from corral.core.queue.lanes import Lanes
 from corral.core.runs.cancel import cancel
@@ -30,6 +31,7 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import LeaseLost
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
+from corral.domain.ids import ArtifactId
 from corral.domain.leases import Lease, LeaseState
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Attempt, Rank
@@ -45,14 +47,22 @@ POLICY = ServerPolicy()
 class Gang:
     """A run of several ranks, each with a live lease on a host of its own."""
 
-    def __init__(self, size: int, *, elastic: bool = False, minimum: int | None = None) -> None:
+    def __init__(
+        self, size: int, *, elastic: bool = False, minimum: int | None = None, kind: str = "command"
+    ) -> None:
         self.store = SqliteStore(MEMORY)
         self.clock = ManualClock()
         self.shares = Shares()
         self.board = Board(Lanes(), Shapes(), self.shares)
         self._runner = asyncio.Runner()
+        self.granted: Sequence[Grant] = []
         self.run = a_run(
-            world_size=size, min_ranks=minimum or size, elastic=elastic, state=RunState.QUEUED, retry_code=0
+            kind=kind,
+            world_size=size,
+            min_ranks=minimum or size,
+            elastic=elastic,
+            state=RunState.QUEUED,
+            retry_code=0,
         )
         self.leases = self.write(self._start)
 
@@ -82,9 +92,16 @@ class Gang:
     def write(self, unit: Callable[[Tx], T]) -> T:
         return self._runner.run(self.store.write(unit))
 
-    def end(self, rank: int, kind: str, reason: Reason = Reason.FINISHED) -> LeaseOutcome:
+    def end(
+        self,
+        rank: int,
+        kind: str,
+        reason: Reason = Reason.FINISHED,
+        *,
+        artifact_id: ArtifactId | None = None,
+    ) -> LeaseOutcome:
         lease = self.leases[rank]
-        report = LeaseReport(kind, reason, ran_s=1.0)
+        report = LeaseReport(kind, reason, ran_s=1.0, artifact_id=artifact_id)
         return self.write(
             lambda tx: LeaseEnder(POLICY, self.shares).end(tx, lease.key, report, now=self.clock.now())
         )
@@ -151,7 +168,8 @@ class Gang:
             self.board.lanes.reconcile(tx.runs.lanes())
             self.board.growth.reconcile(growing(tx))
             claim = Claim(self.board, POLICY, ask, self.clock.now)
-            return [grant.lease for grant in claim(tx).grants]
+            self.granted = claim(tx).grants
+            return [grant.lease for grant in self.granted]
 
         return self.write(unit)
 

@@ -154,7 +154,7 @@ def test_a_runs_state_is_a_fold_over_its_ranks(ranks: str, minimum: int, elastic
 
 def test_every_reason_is_paid_from_the_budget_that_the_design_names() -> None:
     """FL-C20, FL-D33, MT-C32, MT-C51: lost hosts, memory and code errors are counted apart."""
-    infrastructure = {"host_lost", "preempted", "placement_lost", "no_capacity", "stalled"}
+    infrastructure = {"host_lost", "preempted", "placement_lost", "no_capacity", "stalled", "store_away"}
     never = {"wall_limit", "money_limit", "cancelled", "finished", "parent_failed", "poison"}
     assert {r for r in Reason if BUDGET_OF[r] is Budget.INFRASTRUCTURE} == infrastructure
     assert {r for r in Reason if BUDGET_OF[r] is Budget.MEMORY} == {"out_of_memory"}

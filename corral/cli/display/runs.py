@@ -25,6 +25,8 @@ WORDS: Mapping[Reason, str] = {
     Reason.RELEASED: "the worker restarted or was stopped; given back free of charge",
     Reason.OUT_OF_MEMORY: "",
     Reason.CODE_ERROR: "the program failed",
+    Reason.DIVERGED: "what this replica learned is of no use",
+    Reason.STORE_AWAY: "the store where the replicas meet could not be used",
     Reason.BAD_DATA: "the code or an input is missing, damaged or of no use",
     Reason.BAD_OUTPUT: "what it left as its output was refused",
     Reason.ENVIRONMENT: "the host could not get it ready",

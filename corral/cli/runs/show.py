@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from corral.cli.connect import connect
-from corral.cli.display import render
+from corral.cli.display import render, rounds
 from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, told_of_rank, train_settings
 from corral.cli.groups import SweepQuestion, show_group
 from corral.cli.hosts.load import GPU_COLUMNS, gpu_cells
@@ -38,6 +38,7 @@ def show(run: RunId, as_json: AsJson = False) -> None:
     else:
         _show_run(found, waits_for)
         _show_attempts(found.attempts)
+        rounds.show(rounds.of_ranks(found.attempts))
         _show_gpus(found.attempts)
         _show_placements(placements)
 
@@ -81,7 +82,9 @@ def _sighted(placement: PlacementView) -> str | None:
 
 
 def _show_run(run: RunDetail, waits_for: str | None) -> None:
-    built = run.spec.environment
+    built, of_ranks = run.spec.environment, rounds.of_ranks(run.attempts)
+    # Shown in words of their own.
+    progress = {key: value for key, value in run.progress.items() if key != "rounds"}
     render.show_pairs(
         ("run", run.id),
         ("name", run.name),
@@ -114,12 +117,15 @@ def _show_run(run: RunDetail, waits_for: str | None) -> None:
         ("model", run.spec.model),
         ("revision", run.spec.model_revision),
         ("train", joined(train_settings(run.spec.train)) if run.spec.train else None),
+        ("diloco", joined(train_settings(run.spec.diloco)) if run.spec.diloco else None),
         ("params", joined(run.spec.params)),
         ("code", run.spec.code),
         ("environment", f"Python {built.python}, locked" if built else "the host's"),
         ("inputs", joined(_inputs(run.spec))),
         ("secrets", ", ".join(run.spec.secrets)),
-        ("progress", joined(run.progress)),
+        ("progress", joined(progress)),
+        ("rounds", rounds.done(of_ranks)),
+        ("met last", rounds.members(of_ranks)),
         ("metrics", joined_metrics(run.metrics)),
         ("retries", _retries(run)),
         ("asks for", run.asks_for),

@@ -23,9 +23,11 @@ from corral.client.training.dataset import look
 from corral.client.training.git_source import GitCheckout, check_out
 from corral.client.training.material import MaterialReader, TrainingMaterial
 from corral.client.training.placement import ForecastSubject, settled, with_forecast, with_model
+from corral.client.training.replicas import check_folder, meets_in_folder
 from corral.domain.errors import SPEC_HINT, NotFound
 from corral.recipes.train import to_table
 from corral.wire.base import explain
+from corral.wire.executors import ExecutorView
 from corral.wire.hosts import HostView
 from corral.wire.spec.run_file import BuiltEnvironment, RunFile, RunSpec, Scalar
 from corral.wire.spec.tables import EnvironmentFile, Keep
@@ -154,10 +156,11 @@ class RunPreparer:
         run_file, material, params, notes, code, local = self._read(run_file, look_at)
         named = ServerInputReader(self.corral).read(run_file)
         digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
+        executors = self._executors(run_file)
         parts = _SpecParts(
             material,
             params,
-            notes,
+            (*notes, *check_folder(run_file, executors)),
             environment=self._environment(run_file.environment),
             hosts=self._hosts(run_file),
             given=named,
@@ -225,6 +228,11 @@ class RunPreparer:
         """Asked for where it is open whether the run takes a GPU."""
         is_open = run_file.train is not None and "gpus" not in run_file.resources.model_fields_set
         return self._once("hosts", self.corral.hosts.all) if is_open else ()
+
+    def _executors(self, run_file: RunFile) -> Sequence[ExecutorView]:
+        """Asked for where it matters whether their machines share a folder."""
+        matters = bool(run_file.placement.executors) and meets_in_folder(run_file) is not None
+        return self._once("executors", self.corral.executors.all) if matters else ()
 
     def _prepared(self, run_file: RunFile, resolved: _SpecParts) -> PreparedRuns:
         material = resolved.material

@@ -11,6 +11,7 @@ from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.runs.states import FINAL
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import Replicas
 from corral.wire.spec.train import EvalRequest, SampleRequest
 
 _NAME_CHARS = 64
@@ -61,6 +62,9 @@ def spec_about(corral: Corral, run: RunDetail, ask: EvalRequest | SampleRequest)
             "labels": {**spec.labels, _OF: run.id},
             "wall_limit": None,
             "after": [],
+            # Of replicas one is enough: they have the same weights.
+            "diloco": None,
+            "replicas": Replicas(min=1, max=1),
         }
     )
 

@@ -15,7 +15,9 @@ from corral.core.runs.dependencies import move
 from corral.core.runs.stop import settle_stop
 from corral.core.runs.transitions import ready_key, record
 from corral.core.topics import TOPIC_GROW, TOPIC_STOP
+from corral.domain.artifacts import ArtifactKind
 from corral.domain.errors import LeaseLost, found
+from corral.domain.ids import ArtifactId
 from corral.domain.leases import Lease, LeaseState
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import BUDGET_OF, Budget
@@ -147,7 +149,8 @@ def goes_on(tx: Tx, run: Run, lease: Lease, reason: Reason) -> bool:
     """Whether an elastic run goes on without the rank that has just ended."""
     if not run.elastic:
         return False
-    if BUDGET_OF[reason] not in _THE_RANKS_OWN and not run.budgets.allows(run.used, reason):
+    the_ranks_own = BUDGET_OF[reason] in _THE_RANKS_OWN or reason is Reason.DIVERGED
+    if not the_ranks_own and not run.budgets.allows(run.used, reason):
         return False
     states = [rank.state for rank in tx.attempts.ranks(run.id, lease.attempt)]
     return fold(states, minimum=run.min_ranks, elastic=True) is Fold.RUNNING
@@ -184,7 +187,21 @@ def all_done(tx: Tx, run: Run, attempt: int) -> bool:
 
 def finish_run(tx: Tx, run: Run, lease: Lease, *, now: float, actor: str) -> Run:
     tx.attempts.close(run.id, lease.attempt, now)
+    run = run._replace(artifact_id=run.artifact_id or _result_of_another(tx, run, lease.attempt))
     run = run._replace(ended_at=now, reason=Reason.FINISHED, detail=None, exit_code=0, signal=None)
     run = run._replace(stop_deadline=None, stop_reason=None)
     data = {"lease": lease.id, "artifact": run.artifact_id}
     return move(tx, run, RunEvent.FINISH, at=now, actor=actor, data=data)
+
+
+def _result_of_another(tx: Tx, run: Run, attempt: int) -> ArtifactId | None:
+    """Replicas that trained one model together have all made it: without rank 0 another's is the result."""
+    if run.kind != "train" or run.world_size == 1:
+        return None
+    done = {one.rank for one in tx.attempts.ranks(run.id, attempt) if one.state is RankState.DONE}
+    made = [
+        one
+        for one in tx.artifacts.of_run(run.id)
+        if one.kind is ArtifactKind.OUTPUT and one.attempt == attempt and one.rank in done
+    ]
+    return min(made, key=lambda one: one.rank or 0).id if made else None

@@ -160,7 +160,7 @@ class Claim:
 
     def _grant(self, tx: Tx, lease: Lease, run: Run, spec: str) -> Grant:
         left = left_bytes(tx, run, self.policy)
-        return Grant(lease, run, spec, _resume(tx, run), left, place_of(tx, run, lease))
+        return Grant(lease, run, spec, _resume(tx, run, lease.rank), left, place_of(tx, run, lease))
 
     def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:
         """The answer anew: it is never stored, so that it cannot be out of date."""
@@ -186,6 +186,13 @@ def _with_report(host: Host, capability: str, now: float) -> Host:
     return host._replace(capability=capability, capability_digest=digest_of(report))
 
 
-def _resume(tx: Tx, run: Run) -> Artifact | None:
-    """The newest checkpoint, for an attempt after the first, or for a rank that joins one that goes on."""
-    return tx.artifacts.newest_checkpoint(run.id) if run.attempt > 1 or run.elastic else None
+def _resume(tx: Tx, run: Run, rank: int) -> Artifact | None:
+    """The newest checkpoint, for an attempt after the first, or for a rank that joins one that goes on.
+
+    Replicas that train apart each have one of their own, and meet where no checkpoint is needed.
+    """
+    if run.attempt == 1 and not run.elastic:
+        return None
+    if run.kind == "train" and run.world_size > 1:
+        return tx.artifacts.newest_checkpoint_of_rank(run.id, rank)
+    return tx.artifacts.newest_checkpoint(run.id)

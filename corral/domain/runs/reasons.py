@@ -18,6 +18,8 @@ class Reason(StrEnum):
     HOST_FAULT = "host_fault"
     OUT_OF_MEMORY = "out_of_memory"
     CODE_ERROR = "code_error"
+    DIVERGED = "diverged"
+    STORE_AWAY = "store_away"
     BAD_DATA = "bad_data"
     BAD_OUTPUT = "bad_output"
     ENVIRONMENT = "environment"
@@ -37,6 +39,8 @@ HINTS: Mapping[Reason, str] = {
     Reason.STALLED: "Raise `stall_limit`, or let the program print or report progress more often.",
     Reason.OUT_OF_MEMORY: "Lower the batch size, or ask for more with `resources.min_ram` or `min_vram`.",
     Reason.CODE_ERROR: "Read its last lines: `{logs} --tail 50`.",
+    Reason.DIVERGED: "A replica learned nothing that is of use; lower the learning rate: `{logs} --tail 50`.",
+    Reason.STORE_AWAY: "The store where the replicas meet could not be used; see the detail.",
     Reason.BAD_DATA: "Correct the inputs that the detail names, then submit again.",
     Reason.BAD_OUTPUT: "Correct what the program leaves in CORRAL_OUTPUT_DIR, then submit again.",
     Reason.ENVIRONMENT: "Correct `[environment]` in the run file; the installer's words are in the log.",

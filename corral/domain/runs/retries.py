@@ -44,6 +44,10 @@ BUDGET_OF: Mapping[Reason, Budget] = {
     Reason.HOST_FAULT: Budget.FREE,
     Reason.OUT_OF_MEMORY: Budget.MEMORY,
     Reason.CODE_ERROR: Budget.CODE,
+    # Of one of several replicas: a guard ended it, or its weights are no numbers. The others may go on.
+    Reason.DIVERGED: Budget.CODE,
+    # The store where replicas meet.
+    Reason.STORE_AWAY: Budget.INFRASTRUCTURE,
     Reason.BAD_DATA: Budget.CODE,
     Reason.BAD_OUTPUT: Budget.CODE,
     Reason.ENVIRONMENT: Budget.CODE,

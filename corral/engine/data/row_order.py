@@ -6,7 +6,19 @@ import hashlib
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """Which batches of the walk one replica takes: every `of`-th, from its own on. No two take the same."""
+
+    replica: int = 0
+    of: int = 1
+
+    def batch_of(self, step: int) -> int:
+        return step * self.of + self.replica
 
 
 class RowOrder:

@@ -134,6 +134,10 @@ class EventWriter:
         self._write({"note": text})
         self._screen.say(f"note: {text}")
 
+    def rounds(self, tally: Mapping[str, object]) -> None:
+        """How the rounds with the other replicas stand; told to the worker, people see each round's line."""
+        self._write({"progress": {"rounds": tally}})
+
     def checkpoint(self, path: Path, *, step: int, metric: float | None) -> None:
         said: dict[str, object] = {"checkpoint": str(path), "step": step}
         if metric is not None and math.isfinite(metric):

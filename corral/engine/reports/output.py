@@ -112,7 +112,9 @@ def write_card(
     training: TrainingRun, spec: JobSpec, folder: Path, *, data: str | None, run: str | None
 ) -> None:
     loaded, train = training.engine.loaded, training.train
-    metrics = {training.headline: f"{training.record.series(training.headline)[-1]:.4f} at the last step"}
+    # A replica that came when the others had finished has taken no step of its own.
+    series = training.record.series(training.headline)
+    metrics = {training.headline: f"{series[-1]:.4f} at the last step"} if series else {}
     for evaluation in training.record.evaluations:
         when = f"after {evaluation.step} steps" if evaluation.step else "before training"
         metrics[f"{evaluation.metric} {when}"] = str(evaluation)

@@ -36,6 +36,12 @@ class RunRecord:
         self.samples += rows
         del self.samples[:-SAMPLES_MAX]
 
+    def rewind(self, step: int) -> None:
+        """Forget what was said of later steps: they are done again."""
+        self.history = [row for row in self.history if row["step"] <= step]
+        self.evaluations = [one for one in self.evaluations if one.step <= step]
+        self.samples = [row for row in self.samples if row.get("step", 0) <= step]
+
     def series(self, name: str) -> list[float]:
         return [row[name] for row in self.history if name in row]
 

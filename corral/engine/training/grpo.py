@@ -64,9 +64,10 @@ def run(training: TrainingRun, source: RolloutSource) -> None:
     loss = losses.make(train)
     order = RowOrder(len(source.tasks), source.seed)
     training.meter.begin()
-    for step in range(training.done, training.total):
+    while (step := training.done) < training.total:
         rate = training.rate_at(step)
-        tasks = [source.tasks[place] for place in order.batch(step, train.prompts_per_step)]
+        batch = order.batch(training.share.batch_of(step), train.prompts_per_step)
+        tasks = [source.tasks[place] for place in batch]
         episodes = rollouts_of(training, source, tasks)
         scores = advantages.score(episodes, grpo, markers=source.markers)
         check_errors(training, source, episodes)
@@ -106,7 +107,8 @@ def rollouts_of(training: TrainingRun, source: RolloutSource, tasks: Sequence[in
     while True:
         try:
             with training.stop.interruptible():
-                episodes = source.sampling().run(tasks, step=step)
+                # By the batch, so that no two replicas draw the same for one task.
+                episodes = source.sampling().run(tasks, step=training.share.batch_of(step))
             break
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -45,12 +45,21 @@ class Optimizer:
         # What a gradient scaler would set: the fused step reads it.
         self._adam.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
         self._adam.step()
+        self.spread()
+        self.forget()
+        return norm
+
+    @property
+    def masters(self) -> Mapping[str, Tensor]:
+        """The fp32 numbers. Who changes them calls `spread`."""
+        return self._masters
+
+    def spread(self) -> None:
+        """What the model computes with is what the fp32 numbers say."""
         with torch.no_grad():
             for name, p in self._parameters.items():
                 if self._masters[name] is not p:
                     p.copy_(self._masters[name])
-        self.forget()
-        return norm
 
     def forget(self) -> None:
         """Drop the gradients."""

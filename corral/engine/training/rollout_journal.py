@@ -62,6 +62,11 @@ class RolloutJournal:
             if int(file.stem) < before:
                 file.unlink()
 
+    def clear(self) -> None:
+        """Drop all: they were sampled from weights that nobody has any more."""
+        for file in self.files():
+            file.unlink()
+
     def _head(self, step: int, rows: int) -> dict[str, Any]:
         return {"format": FORMAT, "config": self._digest, "step": step, "rows": rows}
 

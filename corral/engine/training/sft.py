@@ -22,16 +22,19 @@ def run(training: TrainingRun, rows: Sequence[Row], order: RowOrder) -> None:
     """Train on `rows` from wherever the training stands to its end."""
     train = training.train
     loss = losses.make(train)
-    # Epochs end where they end: the last batch may be smaller.
-    stop = None if train.epochs is None else order.rows(train.epochs)
+    share = training.share
+    # Epochs end where they end: the last batch may be smaller. Of several replicas some would have none.
+    stop = None if train.epochs is None or share.of > 1 else order.rows(train.epochs)
 
     def batch_of(step: int) -> list[Example]:
-        places = order.batch(step, train.batch_size, stop=stop) if step < training.total else []
+        if step >= training.total:
+            return []
+        places = order.batch(share.batch_of(step), train.batch_size, stop=stop)
         return advantages.supervised([rows[place] for place in places])
 
     batch = batch_of(training.done)
     training.meter.begin()
-    for step in range(training.done, training.total):
+    while (step := training.done) < training.total:
         rate = training.rate_at(step)
         with training.stop.interruptible():
             seen = training.gradients(batch, loss)
@@ -42,6 +45,8 @@ def run(training: TrainingRun, rows: Sequence[Row], order: RowOrder) -> None:
         training.meter.count(seen.tokens)
         metrics = {"loss": numbers["loss"], "grad_norm": numbers["grad_norm"], "lr": rate}
         training.close({**metrics, "tokens": float(seen.tokens)})
+        if training.done != step + 1:
+            batch = batch_of(training.done)
 
 
 def held_out_loss(engine: Engine, rows: Sequence[Row], step: int) -> Evaluation:

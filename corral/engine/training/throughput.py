@@ -53,6 +53,11 @@ class ThroughputMeter:
         """Tokens that the step works on, however often it goes over them."""
         self._now_tokens += tokens
 
+    @property
+    def step_tokens(self) -> int:
+        """What was counted since the step began."""
+        return self._now_tokens
+
     def spend(self, part: StepPart, seconds: float) -> None:
         """So much of the step went there."""
         self._now_parts[part] = self._now_parts.get(part, 0.0) + seconds

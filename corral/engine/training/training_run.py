@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from corral.engine.data.row_order import RowShare
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Step
 from corral.engine.errors import EngineError
@@ -21,6 +22,7 @@ from corral.engine.training.checkpoints import JOURNAL, Checkpoint, CheckpointWr
 from corral.engine.training.evaluation import Evaluation, better
 from corral.engine.training.guards import GuardFinding, GuardMonitor, GuardStop
 from corral.engine.training.losses import Loss
+from corral.engine.training.outer_rounds import OuterRounds
 from corral.engine.training.rollout_journal import RolloutJournal
 from corral.engine.training.stop_signal import StopSignal
 from corral.engine.training.throughput import ThroughputMeter
@@ -85,6 +87,9 @@ class TrainingRun:
     headline: str
     longest: int
     evaluate_with: Callable[[int], list[Evaluation]] | None = None
+    # Of a run of several replicas: what this one trains on, and how it meets the others.
+    share: RowShare = field(default_factory=RowShare)
+    rounds: OuterRounds | None = None
     record: RunRecord = field(default_factory=RunRecord)
     best: BestStep = field(default_factory=BestStep)
     done: int = 0
@@ -184,11 +189,37 @@ class TrainingRun:
         status = self.meter.end_step(self.done, self.total, headline=self.headline, metrics=metrics)
         self.record.step(self.done, status.metrics)
         self.events.step(status)
+        self._meet()
         self.catch_up()
         if self._is_due(self.train.save_every):
             self.save()
         self.stop.check()
         self.meter.begin()
+
+    def _meet(self) -> None:
+        """A round with the other replicas, where it is time. They may be further than this one."""
+        if self.rounds is None:
+            return
+        with self.stop.interruptible():
+            self.done = self.rounds.step(self.meter.step_tokens)
+
+    def join(self) -> None:
+        """Take the weights of the last round, and go on where the replicas are. Of a checkpoint of one's own
+        stay optimiser and record; what was sampled from other weights does not."""
+        if self.rounds is None:
+            return
+        with self.stop.interruptible():
+            step = self.rounds.join()
+        if step == self.done and not self.rounds.changed:
+            return
+        self.record.rewind(step)
+        self.journal.clear()
+        if self.best.step is not None and self.best.step > step:
+            self.best = BestStep()
+            shutil.rmtree(self.best_folder, ignore_errors=True)
+        self.done, self._saved = step, None
+        if step:
+            self.events.say(f"goes on after {step} of {self.total} steps, where the replicas are")
 
     def _is_due(self, every: int) -> bool:
         return self.done % every == 0 or self.done == self.total

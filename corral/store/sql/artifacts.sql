@@ -52,6 +52,10 @@ WHERE f.digest = :digest AND a.project = :project ORDER BY f.artifact_id, f.path
 SELECT <artifact> FROM artifacts WHERE run_id = :run_id AND kind = 'checkpoint'
 ORDER BY epoch DESC, created_at DESC, step DESC, id DESC LIMIT 1;
 
+-- name: artifact_newest_checkpoint_of_rank
+SELECT <artifact> FROM artifacts WHERE run_id = :run_id AND rank = :rank AND kind = 'checkpoint'
+ORDER BY epoch DESC, created_at DESC, step DESC, id DESC LIMIT 1;
+
 -- name: artifact_set_pinned
 UPDATE artifacts SET pinned = :pinned WHERE id = :id;
 

@@ -58,6 +58,9 @@ class SqlArtifacts(Table):
         params = {"project": project, "digest": digest, "limit": limit}
         return [(row[0], row[1], row[2]) for row in self._db.all("artifact_naming", params)]
 
+    def newest_checkpoint_of_rank(self, run_id: RunId, rank: int) -> Artifact | None:
+        return self._one(ARTIFACT, "artifact_newest_checkpoint_of_rank", run_id=run_id, rank=rank)
+
     def newest_checkpoint(self, run_id: RunId) -> Artifact | None:
         return self._one(ARTIFACT, "artifact_newest_checkpoint", run_id=run_id)
 

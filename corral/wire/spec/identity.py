@@ -20,7 +20,7 @@ from corral.wire.spec.run_file import RunSpec
 WORK = (
     *("kind", "model", "model_revision", "train", "task", "eval", "sample", "service"),
     *("argv", "params", "env", "secrets", "seed", "code_digest", "environment", "inputs", "input_paths"),
-    *("after", "replicas"),
+    *("after", "replicas", "diloco"),
 )
 POLICY = (
     *("labels", "priority", "preemptible", "resources", "placement", "retries", "keep"),

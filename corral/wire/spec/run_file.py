@@ -17,6 +17,7 @@ from corral.durations import LEAST_S
 from corral.recipes import models
 from corral.recipes.train import to_table
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, JsonMap, Name, PartText, Size
+from corral.wire.spec.diloco import DilocoFileTable, DilocoTable, replicas_fit, settled_diloco
 from corral.wire.spec.tables import (
     EnvironmentFile,
     EnvName,
@@ -100,6 +101,7 @@ class _RunFields(Exact):
             "`{ min = 2, max = 8 }` for work that goes on while `min` of them run."
         ),
     )
+    diloco: DilocoTable | None = Field(None, validate_default=True)
     placement: PlacementTable = Field(
         default_factory=lambda: _ANYWHERE, description="Which executors may bring up workers for it."
     )
@@ -189,13 +191,16 @@ class _RunFields(Exact):
         kind, resources = info.data.get("kind"), info.data.get("resources")
         if value.max == 1:
             return value
-        if kind == "train":
-            raise ValueError(f"asks for {value.max} ranks; `[train]` takes one so far")
         if kind == "service":
             raise ValueError("is not for instances of an endpoint: they scale by themselves")
         if resources is not None and resources.prefer is not None:
             raise ValueError("has no place beside `resources.prefer`: some ranks would get a GPU, others not")
         return value
+
+    @field_validator("diloco")
+    @classmethod
+    def _replicas_meet(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        return replicas_fit(value, info.data)
 
     @field_validator("argv", "env", "params", "labels")
     @classmethod
@@ -231,6 +236,12 @@ class RunFile(_RunFields):
 
     train: TrainFileTable | None = Field(
         None, validate_default=True, description="How to train; makes it a run of kind `train`."
+    )
+    diloco: DilocoFileTable | None = Field(
+        None,
+        validate_default=True,
+        description="How the replicas of a `[train]` meet: each trains on rows of its own, and every so many "
+        "steps they agree on common weights, by way of a store.",
     )
     code: str | None = Field(
         None,
@@ -321,6 +332,12 @@ class RunFile(_RunFields):
             # Kept as it was written: a sweep fills in more before the defaults are settled.
             parsed(info.data.get("model") or "?", value)
         return value
+
+    @field_validator("diloco")
+    @classmethod
+    def _diloco_is_valid(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        replicas = info.data.get("replicas")
+        return value if value is None or replicas is None else settled_diloco(value, replicas)
 
     @field_validator("sweep", mode="before")
     @classmethod
@@ -516,7 +533,10 @@ class _ResolvedRun(_RunFields):
         """The same with a complete train table. ValidationError names every fault of the one it has."""
         if self.train is None:
             return self
-        return self.model_copy(update={"train": to_table(parsed(self.model or "?", self.train))})
+        whole: dict[str, Any] = {"train": to_table(parsed(self.model or "?", self.train))}
+        if self.diloco is not None:
+            whole["diloco"] = settled_diloco(self.diloco, self.replicas)
+        return self.model_copy(update=whole)
 
 
 class PackedSpec(_ResolvedRun):

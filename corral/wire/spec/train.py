@@ -118,14 +118,14 @@ def _line(problem: SettingProblem, under: tuple[int | str, ...]) -> InitErrorDet
 
 
 def each(items: Sequence[T], check: Callable[[T], T]) -> list[T]:
-    """Every item checked; faults are told with the item's number and `train` in front."""
+    """Every item checked; faults are told with the item's number and the table's name in front."""
     made: list[T] = []
     lines: list[InitErrorDetails] = []
     for index, item in enumerate(items):
         try:
             made.append(check(item))
         except ValidationError as error:
-            lines += [_line(problem, (index, "train")) for problem in problems_of(error)]
+            lines += [_line(problem, (index, error.title)) for problem in problems_of(error)]
     if lines:
         raise ValidationError.from_exception_data("runs", lines)
     return made

@@ -24,7 +24,12 @@ _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 
 # What the exit codes of corral.engine mean; the rest are errors of the run's own.
-ENGINE_CODES: Mapping[int, Reason] = {2: Reason.BAD_DATA, 4: Reason.OUT_OF_MEMORY}
+ENGINE_CODES: Mapping[int, Reason] = {
+    2: Reason.BAD_DATA,
+    4: Reason.OUT_OF_MEMORY,
+    5: Reason.DIVERGED,
+    6: Reason.STORE_AWAY,
+}
 _NO_CODES: Mapping[int, Reason] = {}
 # How the last words of a program begin that could not have as much memory as it wanted: those of a GPU, and
 # those of the host.
