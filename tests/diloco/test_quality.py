@@ -1,4 +1,4 @@
-"""A text model that replicas train apart is nearly as good as one that one process trains on the same tokens."""
+"""A text model that replicas train apart is nearly as good as one that is trained in one place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import torch
-
 from repo.sources import ROOT
 
 sys.path.insert(0, str(ROOT))
