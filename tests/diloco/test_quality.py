@@ -1,4 +1,4 @@
-"""A text model that replicas train apart is nearly as good as one that a single process trains."""
+"""A text model that replicas train apart is nearly as good as one that is trained in one place."""
 
 from __future__ import annotations
 
