@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from corral.diloco.store import check_store, open_store
 from corral.durations import parse_duration
 
 _NOTHING = np.float32(0)
+_ARGUMENT = "Correct this argument of OuterLoop."
 # So often `waiting` is called.
 _LOOK_S = 0.5
 # A tensor of torch or an array of numpy.
@@ -102,21 +103,29 @@ class OuterLoop:
         waiting: Callable[[float], None] = lambda waited_s: None,
         reached: Callable[[Point], None] = lambda point: None,
     ) -> None:
-        if not 1 <= fragments <= min(inner_steps, len(params)):
-            raise StoreError(
-                f"{fragments} fragments of {len(params)} parameters over {inner_steps} inner steps",
-                hint="Take at least one fragment, and no more than there are parameters or inner steps.",
-            )
-        if not 0 <= delay < max(1, inner_steps):
-            raise StoreError(
-                f"delay = {delay} with {inner_steps} inner steps",
-                hint="A round must be over before the next of the same fragment begins: delay < inner_steps.",
-            )
+        grace_s = _seconds(grace)
+        known = get_args(Compression)
+        checks = [
+            (1 <= fragments <= len(params), f"fragments = {fragments} of {len(params)} parameters"),
+            (fragments <= inner_steps, f"fragments = {fragments} within {inner_steps} inner steps"),
+            (
+                0 <= delay < max(1, inner_steps),
+                f"delay = {delay}: it ends before {inner_steps} inner steps do",
+            ),
+            (compress in known, f"compress = {compress!r}: it is one of {', '.join(known)}"),
+            (0 <= grace_s < math.inf, f"grace = {grace!r}: it is no time that can be waited"),
+            (quorum >= 1, f"quorum = {quorum}: a round needs one replica at least"),
+            (0 < lr < math.inf, f"lr = {lr}: it is above 0"),
+            (0 <= momentum < 1, f"momentum = {momentum}: it is from 0 to below 1"),
+            (0 <= blend < 1, f"blend = {blend}: it is from 0 to below 1"),
+        ]
+        if wrong := [words for holds, words in checks if not holds]:
+            raise StoreError(wrong[0], hint=_ARGUMENT)
         self._params, self._inner_steps, self._delay = params, inner_steps, delay
         self._blend, self._total, self._waiting = np.float32(blend), total, waiting
         rules = RoundRules(
             quorum=quorum,
-            grace_s=parse_duration(grace) if isinstance(grace, str) else grace,
+            grace_s=grace_s,
             compression=compress,
             outer=OuterOptimizer(lr, momentum),
             poll_s=poll_s,
@@ -291,6 +300,13 @@ class OuterLoop:
             if own_share:
                 taken = _numbers(self._params[name]) * own_share + taken * (np.float32(1) - own_share)
             _put(self._params, name, taken)
+
+
+def _seconds(grace: str | float) -> float:
+    try:
+        return parse_duration(grace) if isinstance(grace, str) else float(grace)
+    except ValueError as error:
+        raise StoreError(f"grace = {grace!r} {error}", hint=_ARGUMENT) from None
 
 
 def _schedule(names: list[str], fragments: int, inner_steps: int) -> list[tuple[list[str], int]]:

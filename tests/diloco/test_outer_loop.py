@@ -173,6 +173,13 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"fragments": 2}, "fragments"),
         ({"fragments": 0}, "fragments"),
         ({"delay": 100}, "delay"),
+        ({"compress": "int9"}, "compress = 'int9'"),
+        ({"grace": "soon"}, "grace = 'soon' is not a duration"),
+        ({"grace": -1}, "grace"),
+        ({"quorum": 0}, "quorum"),
+        ({"lr": 0}, "lr"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"blend": float("nan")}, "blend"),
     ):
         options: dict[str, Any] = dict(wrong)
         with pytest.raises(StoreError, match=word):
