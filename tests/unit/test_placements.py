@@ -61,6 +61,8 @@ class Cluster:
     ended: dict[str, str] = field(default_factory=dict)
     # By launch key: the ranks whose workers are gone for good, while others go on.
     over: dict[str, set[int]] = field(default_factory=dict)
+    # Why those are, as the cluster has it.
+    cause: SightCause = SightCause.EXITED
     foreign: list[Launched] = field(default_factory=list)
     lose_answer: bool = False
     away: bool = False
@@ -114,9 +116,12 @@ class ClusterExecutor:
         over = self.cluster.over.get(key, set())
         ranks = range(self.cluster.launched[key].ranks)
         if set(ranks) <= over:
-            return Sighting(True, tuple(_failed(rank) for rank in ranks))
+            return Sighting(True, tuple(self._failed(rank) for rank in ranks))
         running = {rank: RankSighting(rank, SightState.RUNNING, node="n1") for rank in ranks}
-        return Sighting(False, tuple(_failed(rank) if rank in over else running[rank] for rank in ranks))
+        return Sighting(False, tuple(self._failed(rank) if rank in over else running[rank] for rank in ranks))
+
+    def _failed(self, rank: int) -> RankSighting:
+        return RankSighting(rank, SightState.FAILED, self.cluster.cause, "killed by signal 9")
 
     def logs(self, handle: str, rank: int, *, most_bytes: int) -> str:
         return ""
@@ -139,10 +144,6 @@ class ClusterExecutor:
             self.cluster.answers.wait()
         if self.cluster.away:
             raise ExecutorUnreachable("nobody answers")
-
-
-def _failed(rank: int) -> RankSighting:
-    return RankSighting(rank, SightState.FAILED, SightCause.EXITED, "killed by signal 9")
 
 
 @dataclass
@@ -768,6 +769,29 @@ def test_a_fixed_gang_that_lost_a_worker_for_good_is_placed_anew(yard: Yard, sta
 
     assert "killed by signal 9" in (yard.placements(run_id)[0].why or "")
     assert first.launch_key not in cluster.launched
+
+
+@pytest.mark.parametrize("heard", ["before it began", "first by the cluster", "first by its leases"])
+def test_a_gang_that_a_cluster_killed_for_want_of_memory_is_not_tried_again(yard: Yard, heard: str) -> None:
+    """HOUR6-02: its workers can tell nobody, and it was placed anew as after a lost host, again and again."""
+    cluster = yard.executor("hpc")
+    run_id = placed(yard, "hpc", ranks=2)
+    yard.round()
+    if heard != "before it began":
+        yard.worker(run_id, 0)
+        assert yard.worker(run_id, 1)
+        [grant] = yard.worker(run_id, 0)
+        if heard == "first by its leases":
+            yard.end(grant, "stopped", Reason.RELEASED)
+            assert yard.run(run_id).state is RunState.QUEUED
+    [only] = yard.placements(run_id)
+    cluster.cause, cluster.over[only.launch_key] = SightCause.OUT_OF_MEMORY, {0, 1}
+
+    yard.until(lambda: yard.run(run_id).state is RunState.FAILED)
+
+    assert yard.run(run_id).reason is Reason.OUT_OF_MEMORY
+    assert "out of memory (killed by signal 9)" in (yard.run(run_id).detail or "")
+    assert len(yard.placements(run_id)) == 1
 
 
 def test_an_elastic_order_is_refused_only_if_its_fewest_do_not_fit(yard: Yard) -> None:

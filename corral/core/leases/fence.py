@@ -19,6 +19,7 @@ from corral.core.leases.gangs import (
     without_rank,
 )
 from corral.core.leases.usage import known_s, pay_back, use_time
+from corral.core.placements.workers import killed_for_memory
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.dependencies import move
@@ -161,6 +162,8 @@ def _take_away(
         return rank_stopped(tx, run, lease, RunEvent.LEASE_EXPIRED, now=now, actor="corral")
     if run.state not in LEASED:
         return run
+    if (told := killed_for_memory(tx, run, lease)) is not None:
+        reason, why = Reason.OUT_OF_MEMORY, told
     if reason is Reason.HOST_LOST:
         hosts = faults.lost_hosts(tx, run)
         run = run._replace(lost_hosts=len(hosts))

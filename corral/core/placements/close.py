@@ -68,8 +68,24 @@ def lose(
             tx.tokens.revoke(token.id, now)
             tx.announce(TOPIC_TOKEN, token.id)
     run = tx.runs.lock(placement.run_id)
-    if run is not None and run.state is RunState.PLACING:
+    if run is None:
+        return
+    if run.state is RunState.PLACING:
         _wait_again(tx, run, closing, reason, why, now=now, final=final)
+    elif run.state is RunState.QUEUED and reason is Reason.OUT_OF_MEMORY:
+        _ran_out_of_memory(tx, run, closing, why, now=now)
+
+
+def _ran_out_of_memory(tx: Tx, run: Run, placement: Placement, why: str, *, now: float) -> None:
+    """The run is queued again as after a lost host: workers that a cluster kills for want of memory cannot
+    tell of it. Without this it would be placed, and killed, for as long as hosts may be lost."""
+    if run.budgets.allows(run.used, Reason.OUT_OF_MEMORY):
+        tx.runs.save(run.charged(Reason.OUT_OF_MEMORY))
+        return
+    said = f"executor {placement.executor}: {why}"
+    data: dict[str, object] = {"reason": Reason.OUT_OF_MEMORY, "placement": placement.id, "detail": said}
+    changes: dict[str, object] = {"reason": Reason.OUT_OF_MEMORY, "detail": said}
+    move(tx, run._replace(ended_at=now), RunEvent.FAIL, at=now, actor="corral", data=data, **changes)
 
 
 def _wait_again(

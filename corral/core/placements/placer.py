@@ -22,7 +22,7 @@ from corral.core.placements.orders import OrderDesk, mark_of
 from corral.core.placements.pauses import pause_s
 from corral.core.placements.place import Placing, next_executor
 from corral.core.placements.quotes import QuoteDesk
-from corral.core.placements.told import rendered, why_ended
+from corral.core.placements.told import reason_of, rendered, why_ended
 from corral.core.placements.wanted import own_hosts_may_take, spelled_out, usable
 from corral.core.placements.workers import serving
 from corral.core.topics import TOPIC_ASSIGNED
@@ -304,14 +304,14 @@ class Placer:
             changed = placement._replace(seen=told, held_at=placement.held_at or held_at)
             tx.placements.save(changed)
         if sighting is None or sighting.ended:
-            lose(tx, placement_id, Reason.PLACEMENT_LOST, why_ended(sighting), now=now)
+            lose(tx, placement_id, reason_of(sighting), why_ended(sighting), now=now)
             return False
         run = tx.runs.get(placement.run_id)
         if run is None:
             return False
         if run.state in _WAITS and len(serving(tx, run)) < run.min_ranks:
             # Those that are left would keep what they hold, and wait for others that never come.
-            lose(tx, placement_id, Reason.PLACEMENT_LOST, why_ended(sighting), now=now)
+            lose(tx, placement_id, reason_of(sighting), why_ended(sighting), now=now)
             return False
         if run.elastic and run.state is RunState.RUNNING:
             self.placing.replace(tx, run.id, now)

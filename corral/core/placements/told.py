@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from corral.domain.placements.orders import RankSighting, SightCause, Sighting
+from corral.domain.runs.reasons import Reason
 
 # A cluster may say as much as it likes; so much of it is kept.
 MOST_CHARS = 2000
@@ -20,6 +21,13 @@ def rendered(sighting: Sighting) -> Mapping[str, object]:
 
 def _short(rank: RankSighting) -> RankSighting:
     return rank if len(rank.detail) <= MOST_CHARS else rank._replace(detail=rank.detail[:MOST_CHARS])
+
+
+def reason_of(sighting: Sighting | None) -> Reason:
+    """Why a run has lost its workers."""
+    ranks = () if sighting is None else sighting.ranks
+    killed = any(rank.cause is SightCause.OUT_OF_MEMORY for rank in ranks)
+    return Reason.OUT_OF_MEMORY if killed else Reason.PLACEMENT_LOST
 
 
 def why_ended(sighting: Sighting | None) -> str:

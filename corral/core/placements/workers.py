@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from corral.domain.placements.orders import SightState
+from corral.core.hosts.names import run_host_name
+from corral.domain.leases import Lease
+from corral.domain.placements.orders import SightCause, SightState
 from corral.domain.placements.placements import Placement, PlacementState
 from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
@@ -32,6 +34,21 @@ def serving(tx: Tx, run: Run) -> set[int]:
         if placement.state in _SERVING
         for number in _left(placement, made)
     }
+
+
+def killed_for_memory(tx: Tx, run: Run, lease: Lease) -> str | None:
+    """Why the worker that had the lease can report nothing, where its cluster killed workers of the run for
+    want of memory; None if it is no such worker, or the cluster does not say so."""
+    host = tx.hosts.get(lease.host_id)
+    if host is None or not host.name.startswith(run_host_name(run.id)):
+        return None
+    newest = max(tx.placements.of_run(run.id), key=lambda one: one.created_at, default=None)
+    if newest is None or not newest.lost:
+        return None
+    ranks = json.loads(newest.seen or "{}").get("ranks", ())
+    if not any(one["cause"] == SightCause.OUT_OF_MEMORY for one in ranks):
+        return None
+    return f"executor {newest.executor}: {newest.why}"
 
 
 def _left(placement: Placement, made: list[str]) -> Iterator[int]:
