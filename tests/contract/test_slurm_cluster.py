@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from support import slurm_cluster
 from support.slurm_cluster import NODES, SlurmCluster
@@ -127,11 +127,11 @@ def test_nothing_is_left_of_it() -> None:
     if slurm_cluster.missing():
         pytest.skip(slurm_cluster.missing())
     cluster = slurm_cluster.slurm_cluster()
-    processes = [daemon.pid for daemon in cluster._daemons.values()]
+    # Told from those that get the same number later.
+    processes = [psutil.Process(daemon.pid) for daemon in cluster._daemons.values()]
 
     slurm_cluster.stop()
 
     assert len(processes) == 5
-    shown = subprocess.run(["ps", "-o", "pid=", "-p", ",".join(map(str, processes))], capture_output=True)
-    assert shown.stdout == b""
+    assert not [process for process in processes if process.is_running()]
     assert not cluster.folder.exists()

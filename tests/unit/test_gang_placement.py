@@ -287,12 +287,17 @@ def test_what_replicas_may_not_be_is_told(replicas: object, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "also", [{"resources": {"prefer": "cuda"}}, {"model": "corral/tiny", "train": {"data": "x"}, "argv": []}]
+    ("also", "where"),
+    [
+        ({"resources": {"prefer": "cuda"}}, "replicas"),
+        ({"model": "corral/tiny", "train": {"recipe": "sft", "data": "x"}, "argv": []}, "diloco"),
+    ],
 )
-def test_ranks_must_be_alike(also: dict[str, object]) -> None:
+def test_ranks_must_be_alike(also: dict[str, object], where: str) -> None:
+    """A `[train]` table takes several ranks only with `[diloco]`."""
     with pytest.raises(ValidationError) as refused:
         RunFile.model_validate({"argv": ["true"], "replicas": 2, **also})
-    assert any(error["loc"][0] == "replicas" for error in refused.value.errors())
+    assert [error["loc"][0] for error in refused.value.errors()] == [where]
 
 
 def test_a_run_of_one_rank_is_the_run_that_it_was() -> None:

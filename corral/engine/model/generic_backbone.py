@@ -180,8 +180,10 @@ class GenericBackbone:
         if self._layers is None:
             self._layers = []
             if self.model.supports_gradient_checkpointing:
-                how = {"use_reentrant": False, "preserve_rng_state": False}
-                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+                # Before transformers 5.23 it had the other name alone.
+                names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+                enable = next(getattr(self.model, name) for name in names if hasattr(self.model, name))
+                enable({"use_reentrant": False, "preserve_rng_state": False})
                 self._layers = [m for m in self.model.modules() if hasattr(m, "gradient_checkpointing")]
         return self._layers
 
