@@ -486,5 +486,5 @@ def test_a_body_that_is_not_ascii_is_no_base64(live: LiveServer, worker: FakeHos
     call = {"function": "f", "args": {"format": "plain1", "body": "é" * 8}}
     body = {"endpoint": endpoint.name, "calls": [call]}
 
-    error_of(live.call("POST", "/v1/calls", body), 422, "invalid_input")
+    assert error_of(live.call("POST", "/v1/calls", body), 422, "invalid_input")
     live.ok("DELETE", f"/v1/endpoints/default/{endpoint.name}")

@@ -109,12 +109,12 @@ def test_a_lease_names_only_what_it_uploaded(live: LiveServer, worker: FakeHost,
     """A hash is not a key."""
     data = secrets.token_bytes(100)
     worker.run().put(data)
-    error_of(named(lease, "mine", data), 409, "blob_missing")
+    assert error_of(named(lease, "mine", data), 409, "blob_missing")
 
 
 @pytest.mark.parametrize("key", [".a", "a/.b", "a b", "x" * 513, "a//b", "%C3%A4"])
 def test_a_key_of_another_form_is_refused(lease: Lease, key: str) -> None:
-    error_of(put(lease, key, b""), 422, "invalid_input")
+    assert error_of(put(lease, key, b""), 422, "invalid_input")
 
 
 def test_nobody_else_reads_or_writes_them(live: LiveServer, worker: FakeHost, lease: Lease) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from support.live_server import Json, LiveServer, error_of, fresh, named
-from support.queued_runs import a_queued_run
 
 from corral.core.runs.bounds import MOST_LINKS, MOST_NEEDS, names_too_much
 from corral.core.runs.needs import RunNeeds
-from corral.core.runs.submit import NewRun
-from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import new_artifact_id
 
 
@@ -37,11 +34,10 @@ def test_runs_that_wait_for_each_other_by_name_are_no_more_than_can_be_written(l
 def test_what_runs_read_is_looked_up_only_so_often() -> None:
     """ATK7-08: six thousand runs with 200 inputs each were a transaction of many seconds."""
     inputs = {f"i{number}": new_artifact_id() for number in range(250)}
-    new = NewRun(a_queued_run(), "{}", Requirements(), RunNeeds(inputs=inputs))
-    most = MOST_NEEDS // 250
+    needs, most = RunNeeds(inputs=inputs), MOST_NEEDS // 250
 
-    assert names_too_much([new] * most) is None
-    refused = names_too_much([new] * (most + 1))
+    assert names_too_much(["a"] * most, [[]] * most, [needs] * most) is None
+    refused = names_too_much(["a"] * (most + 1), [[]] * (most + 1), [needs] * (most + 1))
     assert refused is not None
     assert str(250 * (most + 1)) in refused.message
 

@@ -79,7 +79,11 @@ def submit(
     body = digest_of([new.spec for new in runs] + [group, *limit])
     # In order: what is queued at the same moment starts by its id.
     ids = tuple(sorted(new_run_id() for _ in runs))
-    refused: CorralError | None = names_too_much(runs)
+    refused: CorralError | None = names_too_much(
+        [new.run.name for new in runs],
+        [[parent.run for parent in new.after] for new in runs],
+        [new.needs for new in runs],
+    )
     links: Mapping[RunId, Sequence[Parent]] = {}
     if refused is None:
         links, missing = _links(tx, ids, runs)
